@@ -1,0 +1,522 @@
+"""Which numbers ship with the library, where does each come from, and what did a person set instead?
+
+Every constant of policy stands here, in seconds unless its name says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Literal, NamedTuple
+
+from tinker_deadlines.calls import KINDS, TinkerCallKind
+
+__all__ = [
+    "ALIVE_S",
+    "ASK_EVERY_S",
+    "ASK_FROM_S",
+    "CEILINGS_S",
+    "CEILING_ENV_PREFIX",
+    "CLOSE_LIMIT_S",
+    "COALESCE_S",
+    "CONVICT_FROM",
+    "DEADLINE_ENV_PREFIX",
+    "DEFAULT_DEADLINES_S",
+    "DUMPED_CALLS",
+    "EXIT_GRACE_S",
+    "FALSE_KILLS",
+    "FALSE_KILLS_ONCE",
+    "FLOORS_S",
+    "FRESH_ALLOWANCE_S",
+    "GUARD_DECAY",
+    "GUARD_FACTOR",
+    "GUARD_MOST",
+    "HALVE_EVERY",
+    "HEDGES_A_MINUTE",
+    "HEDGE_CLIENTS",
+    "HEDGE_CROWD",
+    "HEDGE_SHARE",
+    "HEDGE_WINDOW_S",
+    "KILL_SHARE",
+    "KILL_WINDOW",
+    "KNOWN_MODELS",
+    "LAST_WORDS_S",
+    "LEARN_BACKLOG",
+    "LEAST_COMPLETED",
+    "LEAST_EXIT_GRACE_S",
+    "LIMITS_KEPT",
+    "LINE_EVERY_S",
+    "LOAD_BY_CHANCE",
+    "LOAD_WINDOW",
+    "LOOK_AGAIN_S",
+    "LOOK_EVERY_S",
+    "MAX_ABANDONED_WORKERS",
+    "MAX_WORKERS",
+    "MIDDLE_MODEL",
+    "MIN_LIMIT_S",
+    "ONCE_KINDS",
+    "P99_FACTOR",
+    "PATTERN_FROM",
+    "PAUSE_BUDGET_S",
+    "PAUSE_NOTICES_S",
+    "PAYLOADS_KEPT",
+    "POLICY_ENV",
+    "PRIOR_CALLS",
+    "PRIOR_SIGMA",
+    "PROBE_LIMIT_S",
+    "RECORD_BACKLOG",
+    "RECORD_BATCH",
+    "RECORD_BUSY_S",
+    "RECORD_CLOSE_S",
+    "RECORD_FLUSH_S",
+    "RECORD_KEEP_DAYS",
+    "RECORD_LOOK_S",
+    "RECORD_RETRY_S",
+    "RECORD_STATE_S",
+    "REDRAW_EVERY_S",
+    "REFIT_EVERY",
+    "SESSIONS_KEPT",
+    "SILENCE_S",
+    "SIZE_EXTRA_B",
+    "SIZE_REFERENCE_B",
+    "STACK_FRAMES",
+    "STALLS_KEPT",
+    "STALL_S",
+    "STOP_LIVE_WITHIN_S",
+    "SUSPECT_FROM",
+    "TAIL_PRIOR_CALLS",
+    "TAIL_PRIOR_SLOPE",
+    "TAIL_SHARE",
+    "TELLER_STALL_S",
+    "TIDY_FROM",
+    "WORKER_IDLE_S",
+    "WORK_PRIORS",
+    "WorkPrior",
+    "WorkTerm",
+    "ceiling_for",
+    "env_var_for",
+    "override_for",
+]
+
+# The ceiling of ignorance: what holds while nothing better is known about a call. The numbers come from runs with
+# students up to 120B parameters and 240k tokens of context, where 120 s killed calls that were only slow and an
+# optimizer step after a batch of 512 datums took longer than 120 s. `connect` is everything that blocks without
+# a future: an independent process made a client in 0.7 s while a wedged one waited 33 minutes.
+DEFAULT_DEADLINES_S: dict[TinkerCallKind, float] = {
+    "sample": 300.0,
+    "compute_logprobs": 300.0,
+    "forward_backward": 900.0,
+    "optim_step": 600.0,
+    "save_state": 600.0,
+    "load_state": 600.0,
+    "save_weights_for_sampler": 600.0,
+    "connect": 60.0,
+    "rest": 60.0,
+}
+
+DEADLINE_ENV_PREFIX = "WMO_TINKER_DEADLINE_"
+
+# Names the policy of a process in which deadlines are installed: "learned" where it is not set.
+POLICY_ENV = "TINKER_DEADLINES_POLICY"
+
+# A person's number below this counts as this much: a limit of nothing would expire calls that never had a chance.
+MIN_LIMIT_S = 0.001
+
+# `close` and `__exit__` of a service client: they wait for a request that says "finished" and may carry an exception
+# out of a `with` block meanwhile. Measured in the SDK: more than 15 s on a failing server, 5 minutes by its code.
+CLOSE_LIMIT_S = 10.0
+
+# Threads that were given up while their call still blocks. Each holds a stack and whatever the call holds; so
+# many at once mean that the process should be looked at rather than be given more.
+MAX_ABANDONED_WORKERS = 32
+
+# Threads that run blocking calls at the same time; further calls wait for one, each against its own limit.
+# Arbitrary: four times the abandoned ones, far below the thread limits of any platform.
+MAX_WORKERS = 128
+
+# How long a worker without work stays for the next call. Arbitrary: longer than the pause between two steps.
+WORKER_IDLE_S = 60.0
+
+# Expired futures are completed on a thread of their own. When one person's done-callback holds it up for this long,
+# another thread goes on with the rest. Half of the 50 ms that an expiry may be late.
+TELLER_STALL_S = 0.025
+
+# The timer looks for further alarms only after this long, so that calls that run out together are told together: at
+# 50,000 expiries a second the two threads would otherwise spend their time on waking each other.
+COALESCE_S = 0.001
+
+# A count, not seconds: alarms taken back before their heap is tidied at all. Arbitrary: below it, nothing is saved.
+TIDY_FROM = 1024
+
+# `tinker-deadlines run`: once a script's main code has ended, its process has so long to end as well. Uploads of logs
+# and joins of thread pools end well within it; nobody pays for a dead process for longer.
+EXIT_GRACE_S = 30.0
+
+# The least of it: an orderly exit takes some hundredths of a second, on a busy machine some tenths.
+LEAST_EXIT_GRACE_S = 0.5
+
+# A process that we end ourselves says why within this: a pipe that nobody reads would hold it up for ever.
+LAST_WORDS_S = 2.0
+
+# The live table is redrawn at most four times a second: ages move visibly, and no CPU is missed.
+REDRAW_EVERY_S = 0.25
+
+# Where nobody looks as it is written, a line on the run this often: a day of it stays readable in a log.
+LINE_EVERY_S = 30.0
+
+# The end of a run waits so long for a live display that is stuck in a terminal which takes nothing.
+STOP_LIVE_WITHIN_S = 1.0
+
+# Slow or dead ---------------------------------------------------------------------------------------------------
+# Where a number is called simulated, it is that of the simulation of session suspicion in docs/policies.md.
+
+# The watcher looks at the sessions once a second: the finest step of anything below.
+LOOK_EVERY_S = 1.0
+
+# No session is convicted on less silence than this. Simulated: with 15 s, no false conviction while the load
+# alternates between 1 and 4 times the usual, with 1, 8 and 64 calls in flight; without it, up to 53 an hour.
+SILENCE_S = 15.0
+
+# A suspected session is asked from this much silence on, so that the answers are there when it may be convicted.
+ASK_FROM_S = 5.0
+
+# How often a suspected session is asked.
+ASK_EVERY_S = 15.0
+
+# How long each question of a probe may take; they are asked side by side. The SDK's own heartbeat waits as long.
+PROBE_LIMIT_S = 10.0
+
+# φ, no seconds: from 3 on (a silence that comes once in a thousand times) a session is asked, from 8 on (Akka's and
+# Cassandra's threshold for dead) it is convicted unless a probe says otherwise.
+SUSPECT_FROM = 3.0
+CONVICT_FROM = 8.0
+
+# A call that the service answered within this shows life. A poll is answered within 45 s, with the SDK's other HTTP
+# client within 90 s; the rest is for a slow network.
+ALIVE_S = 100.0
+
+# A call that is let go on past its limit is looked at again this often.
+LOOK_AGAIN_S = 15.0
+
+# A watcher that wakes so late was kept from running: the machine slept, or the interpreter lock was held.
+STALL_S = 5.0
+
+# Whoever waits on a paused service hears of it at these ages of the pause.
+PAUSE_NOTICES_S = (60.0, 300.0, 900.0)
+
+# The most that a service may have paused one call. The SDK gives up on a billing pause after one hour; a pause for
+# capacity was seen to last hours, and ending it loses the work that waits.
+PAUSE_BUDGET_S = 6 * 3600.0
+
+# Counts: completed calls that tell the present load; stalls of this process that are remembered; calls of the table
+# that is recorded when some end; frames of a stack that say where a thread is; calls that have ended
+# and wait to be learned from; and sessions that are remembered (the
+# service refuses about the 240th of a process).
+LOAD_WINDOW = 20
+STALLS_KEPT = 16
+DUMPED_CALLS = 100
+STACK_FRAMES = 8
+LEARN_BACKLOG = 100_000
+LIMITS_KEPT = 1000
+SESSIONS_KEPT = 1000
+
+# Counts: failures in a row from which on a pattern is told (two may be chance, and a third is seldom); payloads that
+# are compared, by a digest of 16 bytes each.
+PATTERN_FROM = 3
+PAYLOADS_KEPT = 1024
+
+# Second attempts of calls that may have been lost: at most this share of all calls, and this many a minute on top.
+# Finagle's retry budget has the same 20 %.
+HEDGE_SHARE = 0.2
+HEDGES_A_MINUTE = 10
+
+# What may be repeated is reckoned over windows of this length, the present one and the one before.
+HEDGE_WINDOW_S = 60.0
+
+# A count: from so many calls in flight on, one that takes too long is compared with those that were answered since, so
+# that none is repeated where all became slow. Fewer have nobody to be compared with. Arbitrary, and a few cost little.
+HEDGE_CROWD = 16
+
+# A factor: a load up to this is no load. The median of a few calls is off by so much by chance.
+LOAD_BY_CHANCE = 1.5
+
+# A count: sampling clients that are kept for second attempts, one for each weights. Arbitrary: a run samples from few
+# weights at a time, and a client is made again in half a second.
+HEDGE_CLIENTS = 8
+
+# The record ---------------------------------------------------------------------------------------------------------
+
+# The record is written this often. A crash may lose the last second: most of it to wait, and what is left to write.
+RECORD_FLUSH_S = 0.8
+
+# A database that could not be written is tried again after this long. Arbitrary: often enough that a disk with room
+# again is found while somebody looks, seldom enough that a dead server costs nothing.
+RECORD_RETRY_S = 5.0
+
+# The end of a run waits so long for what is not written yet: the writer's one wait for another process's write to the
+# same file, which is the next number, fits into it. What is not written by then is lost, and its number said.
+RECORD_CLOSE_S = 6.0
+
+# A process waits so long for another that writes to the same file, and for a server to answer. A batch takes
+# milliseconds; 5 s is SQLite's own usual number.
+RECORD_BUSY_S = 5.0
+
+# How often it looks whether a file may be opened, which one process does at a time. Opening takes milliseconds.
+RECORD_LOOK_S = 0.01
+
+# The start of a run waits so long for what earlier runs learned, and its end to add to it: one wait as above, and the
+# second that SQLAlchemy may take to be imported on a busy machine. A run without it starts with what is shipped.
+RECORD_STATE_S = 8.0
+
+# A count, not seconds: what is kept in memory of a record that cannot be written; then the oldest goes. About 40 MB;
+# 50,000 calls that end in one moment, as in a session that wedges, fit in.
+RECORD_BACKLOG = 50_000
+
+# A count: what is written in one transaction. Some 20 ms of work, during which other processes wait for their turn.
+RECORD_BATCH = 2_000
+
+# Days: `tinker-deadlines record --prune` keeps runs younger than this. Arbitrary: a month of runs to compare.
+RECORD_KEEP_DAYS = 30.0
+
+# How much work is how much time ----------------------------------------------------------------------------------
+# The priors of the work model: seconds that a call is expected to take before anything has been learned. They are
+# drawn from the few figures that public issue threads and run logs give, each within a factor of about three, and need
+# not be better: the law of elapsed / predicted is learned, and it is wide while it is not. Seconds of the terms that
+# depend on the model are those of a 4B model.
+
+
+class WorkTerm(NamedTuple):
+    """What one size of a call's work adds to its time."""
+
+    size: str
+    """The field of `Work`."""
+    seconds: float
+    """Per unit, on a 4B model where `by_model`."""
+    typical: int
+    """What counts where the size is not known."""
+    by_model: bool = True
+    """Whether a larger model takes longer for it."""
+    per: int = 1
+    """A unit is so many of the size, the last one counted in full."""
+
+
+class WorkPrior(NamedTuple):
+    """What a call of one kind takes: seconds whatever its work, and the terms of its work."""
+
+    seconds: float
+    terms: tuple[WorkTerm, ...] = ()
+    varies: bool = False
+    """Whether its work varies so much that a typical call says little of one whose work is not known: such a call
+    gets no less than the flat default."""
+
+
+# Reading a prompt: 10,000 tokens a second on a 4B model; a prompt of 4,000 tokens was sampled from in 1.7 s in all, and
+# 240k tokens on a 120B model took more than 120 s, which this puts at 50 s to 180 s by the kind of model.
+_PROMPT_S = 1e-4
+
+WORK_PRIORS: dict[TinkerCallKind, WorkPrior] = {
+    # Trivial samples 2.4 s, short ones of small students 2.8 s at the mean, 7.7 s at p95, 10.2 s at most. Of the tokens
+    # allowed, a third or so are generated, at 130 a second: 2.5 ms for each allowed one. `num_samples` is no term:
+    # the samples of one prompt are generated side by side, and the longest of them is bounded by `max_tokens` too.
+    "sample": WorkPrior(
+        0.8, (WorkTerm("prompt_tokens", _PROMPT_S, 4096), WorkTerm("max_tokens", 2.5e-3, 2048)), varies=True
+    ),
+    # Small ones took 1.5 s at most.
+    "compute_logprobs": WorkPrior(0.8, (WorkTerm("prompt_tokens", _PROMPT_S, 4096),), varies=True),
+    # Small ones 1.5 s to 2.7 s at the mean, 10.2 s at most; the service's training cycles last up to 10 s. Per token,
+    # the middle, by ratio, of two figures that lie a factor of thirty apart: SFT steps of 128 datums in 4.0 s on a 4B
+    # model, and 1,200 s to 1,800 s for 256k tokens in one context on a 397B model. The SDK cuts a batch into requests
+    # of 1,024 datums, which run one after the other.
+    "forward_backward": WorkPrior(
+        3.0, (WorkTerm("tokens", 1e-4, 65536), WorkTerm("datums", 1.0, 128, per=1024)), varies=True
+    ),
+    # Small ones 0.5 s, within a cycle of up to 10 s. On one model 512 datums took more than 120 s, 62 datums less.
+    "optim_step": WorkPrior(2.0, (WorkTerm("datums", 0.02, 128),)),
+    # 2.4 s small, 5.3 s at the mean for an adapter's export, 14 s for rank 32 on Kimi-K2.5. The optimizer's state grows
+    # with the rank; a save waits for the step before it, which grows with its datums.
+    "save_state": WorkPrior(4.0, (WorkTerm("rank", 0.05, 32), WorkTerm("datums", 0.01, 0))),
+    # 4.4 s at the mean, 18 s at most, and one outlier of 80 s.
+    "save_weights_for_sampler": WorkPrior(4.0, (WorkTerm("rank", 0.05, 32), WorkTerm("datums", 0.01, 0))),
+    # A 120B model with its optimizer took more than 120 s and was allowed 600 s.
+    "load_state": WorkPrior(4.0, (WorkTerm("rank", 0.1, 32),)),
+    # A service or sampling client 0.5 s to 0.7 s, a session 1.3 s over HTTP; a training client, the one with a rank,
+    # 8 s to 15 s on a 1B model.
+    "connect": WorkPrior(2.0, (WorkTerm("rank", 0.2, 0, by_model=False),)),
+    # From a list of runs in a tenth of a second to an archive of a checkpoint in minutes.
+    "rest": WorkPrior(2.0),
+}
+
+# How the time grows with the model. Mean seconds per SFT step of batch 128 in a published sweep over 35 models follow
+# 3 + 0.2 e, with e the geometric mean of total and active parameters in billions, nearly all within a factor of two:
+# Qwen3-4B 4.0, Llama-3.1-8B 6.6, gpt-oss-120b 8.7, Qwen3-30B-A3B 8.0 to 12.5, Qwen3-235B-A22B 20.3, Kimi-K2.6 32.9,
+# Llama-3.1-70B 26.4, Qwen3.5-397B-A17B 29.7. So the time goes as 15 + e, and the reference is e = 4.
+SIZE_EXTRA_B = 15.0
+SIZE_REFERENCE_B = 4.0
+
+# Models whose names do not say their parameters: (total, active) in billions, from their model cards. The longest
+# beginning of the name's last part that is listed counts. Of Kimi-K3 no figure is known here; it counts as K2.
+KNOWN_MODELS: dict[str, tuple[float, float]] = {
+    "deepseek-r1": (671.0, 37.0),
+    "deepseek-v3": (671.0, 37.0),
+    "gpt-oss-120b": (117.0, 5.1),
+    "gpt-oss-20b": (21.0, 3.6),
+    "kimi-k": (1000.0, 32.0),
+}
+
+# A model of which nothing is known counts as a dense one of 30B: in the middle, by ratio, of the 1B to 1000B on offer.
+MIDDLE_MODEL = (30.0, 30.0)
+
+# How long a policy waits --------------------------------------------------------------------------------------------
+
+# The share of living calls that a limit may cut. It follows from what an error costs: with one dead call in 2,000, a
+# tail exponent of 0.3 and a limit of 100 s, redoing a sample (30 s) balances at 1.5e-4, restoring a checkpoint
+# (1,800 s) at 8e-6. Rounded, and for samples doubled: a call that shows life is not expired at its limit anyway.
+FALSE_KILLS = 3e-4
+FALSE_KILLS_ONCE = 1e-5
+
+# Kinds that may not be repeated after a lost answer: an error costs a restored checkpoint.
+ONCE_KINDS: frozenset[TinkerCallKind] = frozenset({"forward_backward", "optim_step", "load_state"})
+
+# No limit that a policy works out is narrower. The service's training cycles last up to 10 s: two of them. REST calls
+# range from a list to an archive and have no size to go by: learning does not narrow their flat default.
+FLOORS_S: dict[TinkerCallKind, float] = {
+    "sample": 5.0,
+    "compute_logprobs": 5.0,
+    "forward_backward": 20.0,
+    "optim_step": 20.0,
+    "save_state": 20.0,
+    "load_state": 20.0,
+    "save_weights_for_sampler": 20.0,
+    "connect": 10.0,
+    "rest": 60.0,
+}
+
+# No limit that a policy works out is wider: a bad host may not teach patience for ever. Of 2,321 samples with a long
+# context all ended within 1,800 s; a forward_backward of a 397B model at 256k tokens takes 1,200 s to 1,800 s, and its
+# users settled on 3,600 s. Creations that took longer than 600 s were in outages. A person may set the first two.
+CEILINGS_S: dict[TinkerCallKind, float] = {
+    "sample": 1800.0,
+    "compute_logprobs": 1800.0,
+    "forward_backward": 3600.0,
+    "optim_step": 3600.0,
+    "save_state": 3600.0,
+    "load_state": 3600.0,
+    "save_weights_for_sampler": 3600.0,
+    "connect": 600.0,
+    "rest": 600.0,
+}
+CEILING_ENV_PREFIX = "TINKER_DEADLINES_CEILING_"
+
+# The first call on new weights or of a new shape may take so much longer. Measured against a server that compiles each
+# shape: 3 s to 5 s where later calls take 0.1 s to 0.6 s. Six times that: larger models compile and load for longer.
+FRESH_ALLOWANCE_S = 30.0
+
+# What is learned -----------------------------------------------------------------------------------------------------
+# None of these are seconds. The law of elapsed / predicted, its start, and how it forgets; chosen on six simulated
+# worlds, which `tinker_deadlines.replay` has built in.
+
+# Before anything is learned: so many calls, log-normal around the prediction with this deviation.
+PRIOR_CALLS = 30
+PRIOR_SIGMA = 0.6
+
+# The tail is what lies beyond this share, a Pareto law; its exponent starts at the slope, with the weight of so many
+# calls in the tail. Runs of the same job differed by factors of 1.1 to 8.6.
+TAIL_SHARE = 0.05
+TAIL_PRIOR_CALLS = 20
+TAIL_PRIOR_SLOPE = 0.45
+
+# Counts are halved so often, so that a law is made of the last few thousand calls.
+HALVE_EVERY = 2000
+
+# The law is worked out anew after so many calls: it takes as long as ten limits, and changes little from call to call.
+REFIT_EVERY = 10
+
+# Until so many calls of its kind and model have completed, no limit is narrower than with nothing learned.
+LEAST_COMPLETED = 30
+
+# After a kill the limits of its kind and model are doubled, at most to sixteen times; each completed call takes 2 % of
+# that back, so that one doubling is gone after 35.
+GUARD_FACTOR = 2.0
+GUARD_MOST = 16.0
+GUARD_DECAY = 0.98
+
+# Where more than this share of the last calls were killed, nothing is tightened: a policy that kills one in a hundred
+# has no idea what is usual.
+KILL_WINDOW = 200
+KILL_SHARE = 0.01
+
+# The simple rule beside all this: so many times the work-scaled 99th percentile.
+P99_FACTOR = 3.0
+
+_ENV_VARS: dict[TinkerCallKind, str] = {kind: DEADLINE_ENV_PREFIX + kind.upper() for kind in KINDS}
+
+
+def env_var_for(kind: TinkerCallKind) -> str:
+    """Names the environment variable that sets the limit of a kind.
+
+    Raises:
+        ValueError: `kind` is not a kind of call.
+    """
+    try:
+        return _ENV_VARS[kind]
+    except (KeyError, TypeError):
+        raise ValueError(f"{kind!r} is not a kind of Tinker call; the kinds are {', '.join(KINDS)}") from None
+
+
+def parse_seconds(text: str, *, what: str, example: float) -> float:
+    """Reads a positive, finite number of seconds; less than a millisecond counts as one.
+
+    Raises:
+        ValueError: the text is anything else; the message names `what`, the text and the fix.
+    """
+    try:
+        seconds = float(text)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(
+            f"{what} is {text!r}, which is not a positive finite number of seconds; "
+            f"set it to a number such as {example:g}, or remove it"
+        )
+    return max(seconds, MIN_LIMIT_S)
+
+
+# `os.environ.get` encodes the name and raises and catches a KeyError for every variable that is not set: 0.9 µs, as
+# much as the whole wait on a finished future may cost. The mapping underneath answers in 0.05 µs and is written
+# through by every assignment to `os.environ`. An `os.environ` that has no such mapping is asked in the plain way.
+_encode = getattr(os.environ, "encodekey", None)
+_KEYS: dict[str, object] = {kind: _encode(name) for kind, name in _ENV_VARS.items()} if _encode else {}
+
+
+def override_for(kind: TinkerCallKind) -> float | None:
+    """The limit in seconds that a person set for this kind in the environment, read now; `None` if none is set.
+
+    Raises:
+        ValueError: `kind` is not a kind of call, or the variable holds anything but a positive finite number of
+            seconds. The message names the variable, its value, the fix, and the default.
+    """
+    try:
+        raw = os.environ._data.get(_KEYS[kind])  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, TypeError):
+        raw = os.environ.get(env_var_for(kind))
+    if raw is None:
+        return None
+    text = os.environ[_ENV_VARS[kind]]
+    default = DEFAULT_DEADLINES_S[kind]
+    try:
+        return parse_seconds(text, what=f"the environment variable {_ENV_VARS[kind]}", example=default)
+    except ValueError as error:
+        raise ValueError(f"{error} for the default of {default:g} s") from None
+
+
+def ceiling_for(group: Literal["sampling", "training"], default_s: float) -> float:
+    """The widest limit of a group of kinds: what a person set in the environment, else the default; in seconds.
+
+    Raises:
+        ValueError: the variable holds anything but a positive finite number of seconds.
+    """
+    name = CEILING_ENV_PREFIX + group.upper()
+    text = os.environ.get(name)
+    return (
+        default_s if text is None else parse_seconds(text, what=f"the environment variable {name}", example=default_s)
+    )
