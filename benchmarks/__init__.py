@@ -1,0 +1,1 @@
+"""What does bounding a call cost, beside what a user would pick instead?"""

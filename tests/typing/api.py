@@ -1,0 +1,137 @@
+"""What does a type checker see of the public API? Checked by mypy in strict mode, never run."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Literal, assert_type
+
+import tinker
+
+import tinker_deadlines
+from tinker_deadlines import (
+    DEADLINE_ENV_PREFIX,
+    DEFAULT_DEADLINES_S,
+    AbandonedCallsError,
+    Budget,
+    BudgetExhaustedError,
+    DeadlineExpiry,
+    DeadlineFuture,
+    ForkedProcessError,
+    Limit,
+    Policy,
+    Sample,
+    StuckCallError,
+    TinkerCallKind,
+    TinkerDeadlineError,
+    Work,
+    await_with_deadline,
+    call_with_deadline,
+    deadline_for,
+    env_var_for,
+    episode,
+    explain,
+    guard,
+    install,
+    is_capacity_error,
+    outcome_for,
+    policy_named,
+    remaining_s,
+    uninstall,
+    use_policy,
+    wait_with_deadline,
+)
+
+
+class OwnFuture:
+    """Anything with a timed `result` can be waited on."""
+
+    def result(self, timeout: float | None = None) -> bytes:
+        return b"" if timeout is None else bytes(int(timeout))
+
+
+def results_keep_their_type(future: Future[int], own: OwnFuture) -> None:
+    assert_type(wait_with_deadline("sample", future), int)
+    assert_type(wait_with_deadline("sample", own, work=Work(prompt_tokens=7)), bytes)
+    assert_type(call_with_deadline("connect", lambda: "a client"), str)
+    waitable: DeadlineFuture[bytes] = own
+    assert_type(waitable.result(1.0), bytes)
+
+
+async def a_number() -> complex:
+    return 1j
+
+
+async def awaitables_keep_their_type() -> None:
+    assert_type(await await_with_deadline("rest", a_number(), None), complex)
+
+
+def the_sdks_futures_can_be_waited_on(
+    sampler: tinker.SamplingClient, prompt: tinker.ModelInput, params: tinker.SamplingParams
+) -> None:
+    response = wait_with_deadline("sample", sampler.sample(prompt, 1, params))
+    assert_type(response, tinker.SampleResponse)
+
+
+def a_guarded_client_keeps_its_type(client: tinker.ServiceClient) -> None:
+    assert_type(guard(client), tinker.ServiceClient)
+    assert_type(install(), None)
+    assert_type(uninstall(), None)
+
+
+def kinds_are_literals(kind: TinkerCallKind) -> None:
+    assert_type(deadline_for(kind, Work(datums=4, tokens=512), "a-model"), float)
+    assert_type(env_var_for("optim_step"), str)
+    assert_type(DEFAULT_DEADLINES_S, dict[TinkerCallKind, float])
+    assert_type(DEADLINE_ENV_PREFIX, str)
+    deadline_for("smaple")  # type: ignore[arg-type]
+    wait_with_deadline("training", OwnFuture())  # type: ignore[arg-type]
+
+
+async def budgets_are_context_managers() -> None:
+    with episode(1800, name="episode 7") as outer:
+        assert_type(outer, Budget)
+        assert_type(outer.remaining_s(), float)
+    async with episode(60.0) as inner:
+        assert_type(inner, Budget)
+    assert_type(remaining_s(), float)
+
+
+def errors_carry_facts(error: BaseException) -> str:
+    assert_type(is_capacity_error(error), bool)
+    assert_type(outcome_for(error), Literal["capacity_error", "client_error"])
+    if isinstance(error, DeadlineExpiry):
+        assert_type(error.elapsed_s, float)
+        assert_type(error.submission, Literal["not sent", "sent", "indeterminate"])
+        return error.kind
+    if isinstance(error, BudgetExhaustedError):
+        return error.owner
+    if isinstance(error, AbandonedCallsError):
+        return str(error.abandoned)
+    if isinstance(error, ForkedProcessError):
+        return error.what
+    return tinker_deadlines.__version__
+
+
+def expiries_have_two_faces(ours: TinkerDeadlineError, the_sdks: StuckCallError) -> None:
+    timeout: TimeoutError = ours
+    connection: tinker.APIConnectionError = the_sdks
+    both: list[DeadlineExpiry] = [ours, the_sdks]
+    del timeout, connection, both
+
+
+class Patient:
+    """A policy of somebody's own."""
+
+    name = "patient"
+
+    def limit(self, kind: TinkerCallKind, work: Work | None, model: str | None) -> Limit:
+        return Limit(3600.0, self.name)
+
+    def learn(self, sample: Sample) -> None:
+        assert_type(sample.elapsed_s, float)
+
+
+def policies_can_be_ones_own() -> None:
+    assert_type(use_policy(Patient()), Policy)
+    assert_type(policy_named("learned"), Policy)
+    assert_type(explain("sample").limit, Limit)
