@@ -11,7 +11,10 @@ from tinker_deadlines.errors import (
     AbandonedCallsError,
     BudgetExhaustedError,
     DeadlineExpiry,
+    DivergedError,
+    FencedClientError,
     ForkedProcessError,
+    RecoveryFailedError,
     TinkerDeadlineError,
     is_capacity_error,
     outcome_for,
@@ -22,7 +25,9 @@ from tinker_deadlines.waiting import DeadlineFuture, call_with_deadline, wait_wi
 
 if TYPE_CHECKING:
     from tinker_deadlines.remember import install, uninstall
+    from tinker_deadlines.recovery.runs import last_confirmed
     from tinker_deadlines.sdk.install import guard
+    from tinker_deadlines.sdk.recoverable import recoverable
     from tinker_deadlines.sdk.stuck import StuckCallError
     from tinker_deadlines.waiting.aio import await_with_deadline
 
@@ -36,9 +41,12 @@ __all__ = [
     "BudgetExhaustedError",
     "DeadlineExpiry",
     "DeadlineFuture",
+    "DivergedError",
+    "FencedClientError",
     "ForkedProcessError",
     "Limit",
     "Policy",
+    "RecoveryFailedError",
     "Sample",
     "StuckCallError",
     "TinkerCallKind",
@@ -53,8 +61,10 @@ __all__ = [
     "guard",
     "install",
     "is_capacity_error",
+    "last_confirmed",
     "outcome_for",
     "policy_named",
+    "recoverable",
     "remaining_s",
     "uninstall",
     "use_policy",
@@ -68,6 +78,8 @@ _LATER = {
     "await_with_deadline": "tinker_deadlines.waiting.aio",
     "guard": "tinker_deadlines.sdk.install",
     "install": "tinker_deadlines.remember",
+    "last_confirmed": "tinker_deadlines.recovery.runs",
+    "recoverable": "tinker_deadlines.sdk.recoverable",
     "uninstall": "tinker_deadlines.remember",
 }
 

@@ -11,7 +11,9 @@ The error model, before the classes:
 3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget"; it is
    no `TimeoutError`, does not say the words that retry loops look for, and is never retried.
 4. **We refuse** before anything is sent: `AbandonedCallsError` when too many threads are stuck already,
-   `ForkedProcessError` in a forked child where the SDK cannot work.
+   `ForkedProcessError` in a forked child where the SDK cannot work, `FencedClientError` on a training client of which
+   it is not known what it has executed, `DivergedError` in a script that goes on with a run and does something else.
+5. **Recovery ended**: `RecoveryFailedError`, with what is needed to go on in another process.
 
 `submission` says what is known of the work: "not sent", "sent", or "indeterminate" for a call that may have been
 executed and must not be repeated blindly. Every class pickles with all its facts but `late`, a handle of this process.
@@ -32,8 +34,11 @@ __all__ = [
     "Blame",
     "BudgetExhaustedError",
     "DeadlineExpiry",
+    "DivergedError",
+    "FencedClientError",
     "ForkedProcessError",
     "Late",
+    "RecoveryFailedError",
     "Submission",
     "TinkerDeadlineError",
     "is_capacity_error",
@@ -315,7 +320,118 @@ class ForkedProcessError(_FactsError):
         )
 
 
-for _error in (TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry):
+class FencedClientError(_FactsError):
+    """A training client may not be used, because a call of it may or may not have been executed.
+
+    Cause: an earlier training call on this client was given up, and its outcome is unknown. Consequence: this call was
+    not sent: after a gradient or a step that may be missing or doubled, nothing that is trained can be trusted.
+    Remedy: go on from the last checkpoint with a new client, which `tinker_deadlines.recoverable(client)` and
+    `tinker-deadlines run --recover` do by themselves. When the call's late result arrives, the client is used again.
+
+    Attributes:
+        method: The SDK's method that was refused.
+        cause: The error of the call whose outcome is unknown; it is `__cause__` as well.
+    """
+
+    _facts = ("method", "cause")
+
+    def __init__(self, method: str, cause: BaseException) -> None:
+        self.method = method
+        self.cause = cause
+        self.__cause__ = cause
+
+    @property
+    def blame(self) -> Blame:
+        """Whose fault it is: that of the call whose outcome is unknown."""
+        found: Blame = getattr(self.cause, "blame", "call")
+        return found
+
+    def _message(self) -> str:
+        return (
+            f"{self.method} was not sent: this training client is fenced, because an earlier call may or may not have "
+            f"been executed ({self.cause}). Make a new client from the last checkpoint, or have it made for you: "
+            "tinker_deadlines.recoverable(client), or tinker-deadlines run --recover. If the late result of that call "
+            "still arrives, this client may be used again."
+        )
+
+
+class RecoveryFailedError(_FactsError):
+    """Training could not be recovered in this process; it can be gone on with in another.
+
+    Cause: the client was given up for `cause`, and no new one could be brought to where it stood. Consequence: no call
+    that raised this is applied; everything up to the checkpoint is. Remedy: when the cause is gone, the command in
+    `command`, or a client of your own from `path`.
+
+    Attributes:
+        cause: What the last attempt failed with; it is `__cause__` as well.
+        attempts: How many attempts were made.
+        run: The run's name; "" where nothing of it is kept.
+        step: Optimizer steps that the last confirmed checkpoint contains.
+        path: That checkpoint; "" where there is none.
+    """
+
+    _facts = ("cause", "attempts", "run", "step", "path")
+
+    def __init__(self, cause: BaseException | None, attempts: int, run: str, step: int, path: str) -> None:
+        self.cause = cause
+        self.attempts = attempts
+        self.run = run
+        self.step = step
+        self.path = path
+        self.__cause__ = cause
+
+    blame: Blame = "service"
+
+    @property
+    def command(self) -> str:
+        """What goes on with the run; "" where nothing of it is kept."""
+        return f"tinker-deadlines run --resume {self.run} SCRIPT ..." if self.run else ""
+
+    def _message(self) -> str:
+        tries = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        state = f"the checkpoint {self.path} of step {self.step}" if self.path else "no checkpoint yet"
+        remedy = f" Go on with: {self.command}" if self.command else " Make a new client from it to go on."
+        return f"Training could not be recovered after {tries}: {self.cause}. There is {state}.{remedy}"
+
+
+class DivergedError(_FactsError):
+    """A script that goes on with a run does not make the calls that it made before.
+
+    Cause: a call differs from the one that was made in its place, such as for another batch or another order.
+    Consequence: it was not sent: what follows would be trained on top of something else, or twice. Remedy: run the
+    script as it was, or begin a run of its own from `last_confirmed(run)`.
+
+    Attributes:
+        run: The run's name.
+        step: The optimizer step of the first call that differs, counted from 1.
+        call: The number of that call on its client, counted from 1; 0 for the making of the client.
+        was: What was called before.
+        now: What is called instead.
+    """
+
+    _facts = ("run", "step", "call", "was", "now")
+    blame: Blame = "caller"
+
+    def __init__(self, run: str, step: int, call: int, was: str, now: str) -> None:
+        self.run = run
+        self.step = step
+        self.call = call
+        self.was = was
+        self.now = now
+
+    def _message(self) -> str:
+        where = f"step {self.step} (call {self.call})" if self.call else "the making of the training client"
+        return (
+            f"This script is not the one that made the run {self.run!r}: the first difference is at {where}, where it "
+            f"called {self.was} and now calls {self.now}. Nothing was sent. Run it with the arguments, data and order "
+            f"that it had, or begin another run from tinker_deadlines.last_confirmed({self.run!r})."
+        )
+
+
+for _error in (
+    TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry,
+    FencedClientError, RecoveryFailedError, DivergedError,
+):  # fmt: skip
     _error.__module__ = "tinker_deadlines"
 
 # Classification ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ __all__ = [
     "ASK_FROM_S",
     "CEILINGS_S",
     "CEILING_ENV_PREFIX",
+    "CHECKPOINTS_KEPT",
+    "CHECKPOINT_TTL_S",
     "CLOSE_LIMIT_S",
     "COALESCE_S",
     "CONVICT_FROM",
@@ -26,6 +28,9 @@ __all__ = [
     "EXIT_GRACE_S",
     "FALSE_KILLS",
     "FALSE_KILLS_ONCE",
+    "FAULT_EVERY_S",
+    "FIRST_SAVE_S",
+    "FIRST_STEP_S",
     "FLOORS_S",
     "FRESH_ALLOWANCE_S",
     "GUARD_DECAY",
@@ -44,6 +49,7 @@ __all__ = [
     "LEARN_BACKLOG",
     "LEAST_COMPLETED",
     "LEAST_EXIT_GRACE_S",
+    "LEDGER_BYTES",
     "LIMITS_KEPT",
     "LINE_EVERY_S",
     "LOAD_BY_CHANCE",
@@ -73,8 +79,15 @@ __all__ = [
     "RECORD_LOOK_S",
     "RECORD_RETRY_S",
     "RECORD_STATE_S",
+    "RECOVERIES_FOR_ONE",
+    "RECOVERY_ATTEMPTS",
+    "RECOVERY_LIMIT_S",
+    "RECOVERY_WAIT_MOST_S",
+    "RECOVERY_WAIT_S",
     "REDRAW_EVERY_S",
     "REFIT_EVERY",
+    "REPLAYED_AT_ONCE",
+    "REPLAY_MEMORY_BYTES",
     "SESSIONS_KEPT",
     "SILENCE_S",
     "SIZE_EXTRA_B",
@@ -277,6 +290,49 @@ RECORD_BATCH = 2_000
 
 # Days: `tinker-deadlines record --prune` keeps runs younger than this. Arbitrary: a month of runs to compare.
 RECORD_KEEP_DAYS = 30.0
+
+# Recovery -----------------------------------------------------------------------------------------------------------
+
+# A count: attempts to bring a new training client to where the old one stood. Each waits out an outage within its
+# calls' own limits; five of them, with the waits between, last from seconds to about an hour.
+RECOVERY_ATTEMPTS = 5
+
+# The wait before the second attempt, and the longest one; it doubles, with as much again by chance. A service that
+# refuses everybody for a minute is common; more than a minute between two attempts is time lost.
+RECOVERY_WAIT_S = 2.0
+RECOVERY_WAIT_MOST_S = 60.0
+
+# A recovery is over after this long whatever its attempts do: the ceiling of a restore and of a step, twice.
+RECOVERY_LIMIT_S = 7200.0
+
+# A count: a call that has the client given up so often in a row is not sent again: its payload is what is wrong.
+RECOVERIES_FOR_ONE = 3
+
+# A count: calls that are made again at once while a new client is brought up. Enough that none waits for an answer's
+# way; few enough that a fault then leaves few on their way.
+REPLAYED_AT_ONCE = 8
+
+# Until faults have been seen, one is reckoned with every so often: a run of a day that meets three.
+FAULT_EVERY_S = 8 * 3600.0
+
+# Until a save and a step have been measured: the shipped priors of a small model's save, and of a step of 128 datums.
+FIRST_SAVE_S = 5.0
+FIRST_STEP_S = 8.0
+
+# A count: checkpoints of ours that are kept. One would do; the second is there if the service has lost the first.
+CHECKPOINTS_KEPT = 2
+
+# How long the service keeps a checkpoint of ours: seven days, longer than the runs that are known of. The service takes
+# one hour to ten years. Those of a run that ends well are deleted by then; those of one that does not can be gone on
+# with for so long.
+CHECKPOINT_TTL_S = 7 * 24 * 3600
+
+# Bytes, not seconds: batches since the last checkpoints that are kept in memory; the others are on disk.
+REPLAY_MEMORY_BYTES = 256 * 1024 * 1024
+
+# Bytes: what a run's ledger may take on disk with the results of its calls. Beyond it, results are not kept, and the
+# run can be gone on with by a script that keeps its own position only.
+LEDGER_BYTES = 4 * 1024**3
 
 # How much work is how much time ----------------------------------------------------------------------------------
 # The priors of the work model: seconds that a call is expected to take before anything has been learned. They are

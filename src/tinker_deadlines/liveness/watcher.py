@@ -162,7 +162,7 @@ class Watcher:
             self._stalls.append(stall)
             self._excused_at = {each: at for each, at in self._excused_at.copy().items() if each in board.in_flight}
             log.warning("this process was kept from running for %.1f s%s", late_s, stall.where())
-            self._tell("stall", seconds=late_s, stack=stall.stack)
+            self.tell("stall", seconds=late_s, stack=stall.stack)
             for session in known:
                 session.last_at = now
         silent = [session for session in known if now - session.last_at >= self.thresholds.ask_from_s]
@@ -231,7 +231,7 @@ class Watcher:
         if not ended:
             return
         log.warning("session %s is wedged: its %d calls are ended. %s", session.id, len(ended), " ".join(findings))
-        self._tell(
+        self.tell(
             "conviction", session=session.id, verdict=verdict, calls=len(ended), silence_s=silence_s,
             suspicion=session.suspicion,
         )  # fmt: skip
@@ -259,7 +259,7 @@ class Watcher:
     def answered(self, session: Session, answers: Answers) -> None:
         """Takes in what a probe found, and has everything decided that waited for it."""
         session.answers, session.answered_at = answers, clock.monotonic()
-        self._tell(
+        self.tell(
             "probe", session=session.id, loop=answers.loop, answered=answers.session, fresh=answers.fresh,
             paused=answers.paused, verdict=conclude(answers),
         )  # fmt: skip
@@ -292,7 +292,7 @@ class Watcher:
                 call.method or call.kind, call.elapsed_s(), call.limit_s, _WHY[decision.verdict],
                 self._ceiling(call.kind),
             )  # fmt: skip
-            self._tell("overdue", kind=call.kind, call=call.id, limit_s=call.limit_s, verdict=decision.verdict)
+            self.tell("overdue", kind=call.kind, call=call.id, limit_s=call.limit_s, verdict=decision.verdict)
         return decision
 
     def may_be_lost(self, call: Call) -> bool:
@@ -352,7 +352,7 @@ class Watcher:
             }
             for each in board.pending()[:DUMPED_CALLS]
         ]  # fmt: skip
-        self._tell("dump", in_flight=rows, calls=len(board.in_flight), stack=self.stack())
+        self.tell("dump", in_flight=rows, calls=len(board.in_flight), stack=self.stack())
 
     def paused(self, call: Call) -> None:
         """Notes a call that the service says it has paused, so that its caller hears of a long pause."""
@@ -374,9 +374,10 @@ class Watcher:
             log.warning(
                 "the service has paused %d calls for %.0f s (%s): their clocks stand still", calls, seconds, reason
             )
-            self._tell("pause", reason=reason, seconds=seconds, calls=calls)
+            self.tell("pause", reason=reason, seconds=seconds, calls=calls)
 
-    def _tell(self, name: str, **facts: Any) -> None:
+    def tell(self, name: str, **facts: Any) -> None:
+        """Tells whoever listens that something happened: its name, and numbers and words on it."""
         for listen in self.listeners:
             try:
                 listen(name, facts)

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["HOME_VARIABLE", "RECORD_VARIABLE", "Place", "RecordError", "place_of", "state_dir"]
+from tinker_deadlines.home import state_dir
 
-HOME_VARIABLE = "TINKER_DEADLINES_HOME"
+__all__ = ["RECORD_VARIABLE", "Place", "RecordError", "place_of"]
+
 RECORD_VARIABLE = "TINKER_DEADLINES_RECORD"
 
 _FILE = "record.sqlite"
@@ -51,7 +52,10 @@ def place_of(url: str | None = None) -> Place | None:
         return None
     _need("record", "sqlalchemy")
     if not text:
-        path = state_dir() / _FILE
+        try:
+            path = state_dir() / _FILE
+        except ModuleNotFoundError as error:
+            raise RecordError(f"the record cannot be kept: {error}") from None
         return Place(path, "", str(path))
     scheme, _, rest = text.partition("://")
     if scheme in _SQLITE and rest.startswith("/") and len(rest) > 1:
@@ -64,21 +68,6 @@ def place_of(url: str | None = None) -> Place | None:
         "sqlite:///PATH or postgresql+psycopg://HOST/DATABASE, and is none of them; without it the record is kept in "
         "the state directory"
     )
-
-
-def state_dir() -> Path:
-    """Names the directory of what this library keeps on a machine: `TINKER_DEADLINES_HOME`, or the platform's own.
-
-    Raises:
-        RecordError: the variable is not set, and `platformdirs`, which knows the platform's, is not installed.
-    """
-    home = os.environ.get(HOME_VARIABLE, "")
-    if home:
-        return Path(home).expanduser()
-    _need("record", "platformdirs")
-    import platformdirs
-
-    return platformdirs.user_state_path("tinker-deadlines")
 
 
 def _postgresql(rest: str) -> Place:

@@ -62,10 +62,10 @@ class SDKFuture(BoundedFuture[T]):
         call: Call,
         budget: Budget | None,
         lane: Lane | None,
-        arrived: Callable[[Any], None] | None = None,
+        arrived: Callable[[Any], Any] | None = None,
         again: Repeater | None = None,
     ) -> None:
-        self._arrived = arrived  # called with a client that this call made
+        self._arrived = arrived  # given a client that this call made, gives the one to use
         self._again = again  # makes a second attempt, where the call may be made twice
         self._second: SecondAttempt | None = None
         self._job: Job | None = None
@@ -100,7 +100,7 @@ class SDKFuture(BoundedFuture[T]):
 
     def _received(self, result: T) -> T:
         if self._arrived is not None and isinstance(result, _MADE_BY_CLIENTS):
-            self._arrived(result)
+            return self._arrived(result)
         return result
 
     def _arrived_late(self, result: T) -> None:

@@ -27,7 +27,7 @@ from tinker_deadlines.sdk.traffic import call_in_context
 from tinker_deadlines.waiting.blocking import call_with_deadline
 from tinker_deadlines.waiting.workers import Job, workers
 
-__all__ = ["Allowance", "SecondAttempt", "allowance", "close", "forked"]
+__all__ = ["Allowance", "SecondAttempt", "allowance", "close", "finish", "forked"]
 
 log = logging.getLogger("tinker_deadlines")
 
@@ -106,7 +106,7 @@ def close(wait_s: float = 0.0) -> None:
             _, service = _services.popitem()
         except KeyError:
             break  # another thread was faster
-        closing.append(_finish(service))
+        closing.append(finish(service))
     if wait_s:
         wait([future for future in closing if future is not None], wait_s)
 
@@ -115,14 +115,14 @@ def close(wait_s: float = 0.0) -> None:
 atexit.register(close, LAST_WORDS_S)
 
 
-def _finish(service: Any) -> Future[Any] | None:
+def finish(service: Any) -> Future[Any] | None:
     """Finishes the session of a service client, without waiting for it; versions without `close` let it run out."""
-    finish = getattr(service, "close", None)
-    if finish is None:
+    close_it = getattr(service, "close", None)
+    if close_it is None:
         return None
     token = call_in_context.set(_NOT_COUNTED)
     try:
-        closing = finish("success")
+        closing = close_it("success")
     except Exception as error:
         log.debug("the session of second attempts could not be finished: %s", error)
         return None
@@ -252,4 +252,4 @@ def _give_up(sampler: Any) -> None:
             for other in [other for other in list(_samplers) if other[:3] == name[:3]]:
                 _samplers.pop(other, None)
             if service is not None:
-                _finish(service)
+                finish(service)

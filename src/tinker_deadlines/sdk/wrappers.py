@@ -14,11 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import tinker
+
 from tinker_deadlines.calls import SAMPLING_KINDS, Call, TinkerCallKind, Work
 from tinker_deadlines.errors import DeadlineExpiry, ForkedProcessError
 from tinker_deadlines.limits import CLOSE_LIMIT_S
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.policy import Limit, limit_for
+from tinker_deadlines.recovery.runs import recovery_is_wanted
 from tinker_deadlines.sdk import private
 from tinker_deadlines.sdk.facts import known_of, name_of, note_maker, work_with
 from tinker_deadlines.sdk.futures import (
@@ -32,6 +35,7 @@ from tinker_deadlines.sdk.futures import (
 )
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.patterns import Source
+from tinker_deadlines.sdk.remaking import Making, remaking
 from tinker_deadlines.sdk.surface import Argument, Method
 from tinker_deadlines.sdk.traffic import call_in_context
 from tinker_deadlines.waiting.aio import until_any
@@ -114,6 +118,7 @@ class Bounder:
     def __init__(self, label: str, row: Method, original: Callable[..., Any], version: tuple[int, ...]) -> None:
         assert row.kind is not None, f"{label} makes no call"
         self.label = label
+        self._name = label.rpartition(".")[2]
         self.row = row
         self.kind = row.kind
         self.original = original
@@ -158,18 +163,34 @@ class Bounder:
             return SDKFuture(call, budget, lane, None, self if not self.is_async else None)
         return SDKFuture(call, budget, lane, self._arrived(client, arguments))
 
-    def _arrived(self, client: Any, arguments: Argument) -> Callable[[Any], None] | None:
-        """What is done with a client that this call makes: its facts are noted, and it is guarded if its maker is."""
+    def _arrived(self, client: Any, arguments: Argument) -> Callable[[Any], Any] | None:
+        """What is done with a client that this call makes: its facts are noted, and it is guarded if its maker is.
+
+        Returns:
+            Is given the client, and gives back the one to use.
+        """
         if self.kind not in _MAKERS:
             return None
         guard = None if scope.everything else scope.add
+        makes = recovery_is_wanted() and isinstance(client, tinker.ServiceClient) and not remaking()
+        making = Making(self._name, self._given(arguments)) if makes else None
 
-        def arrived(made: Any) -> None:
+        def arrived(made: Any) -> Any:
             if guard is not None:
                 guard(made)
             note_maker(client, arguments, made)
+            if making is None or not isinstance(made, tinker.TrainingClient):
+                return made
+            from tinker_deadlines.sdk.recoverable import wrapped  # it needs packages of the extra
+
+            return wrapped(made, making)
 
         return arrived
+
+    def _given(self, arguments: Argument) -> dict[str, Any]:
+        """The arguments of a call by name, as far as they are set."""
+        given = {name: arguments(name) for name in list(self._positions)[1:]}
+        return {name: value for name, value in given.items() if value is not None}
 
     def second_attempt(self, future: SDKFuture[Any]) -> SecondAttempt | None:
         """Makes ready to make a sampling call a second time; `None` where that cannot be done."""
@@ -264,7 +285,7 @@ class Bounder:
         if not returned.done():
             return future.result()  # it is over, and not by the method's own doing: this raises
         value = returned.result()
-        return in_type_of(value, future) if is_future(value) else value
+        return in_type_of(value, future) if is_future(value) else future.result()
 
     # The async form ------------------------------------------------------------------------------------------------
 

@@ -267,7 +267,12 @@ class BoundedFuture(Future[T]):
         """Completes with a result that came without a future, unless this one is over by then."""
         self._stop_clock()
         try:
-            self.set_result(self._received(result))
+            received = self._received(result)
+        except Exception as error:
+            self.fail(error)
+            return
+        try:
+            self.set_result(received)
         except InvalidStateError:
             self._arrived_late(result)
             late = self._late()

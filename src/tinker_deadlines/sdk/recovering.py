@@ -1,0 +1,663 @@
+"""How does training go on after a client is dead? On a fresh one that is brought to where the ledger says it stood.
+
+Every training call of a recoverable client passes through here. Its caller has a future of ours, which completes once
+the ledger has the answer. A call is sent to the client in use as soon as it is made, so that pipelining stays what it
+is; when a call comes back with an error that says nothing about the call itself, the client is given up, and a thread
+makes another, restores the last confirmed checkpoint, makes the calls since then again, and then those that are open.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any
+
+import tenacity
+import tinker
+from tinker.lib.public_interfaces.rest_client import RestClient  # not exported at the top level in every version
+
+from tinker_deadlines import clock, limits
+from tinker_deadlines.budgets import Budget, run_within
+from tinker_deadlines.errors import (
+    BudgetExhaustedError,
+    DeadlineExpiry,
+    DivergedError,
+    RecoveryFailedError,
+    is_capacity_error,
+)
+from tinker_deadlines.liveness.watcher import watcher
+from tinker_deadlines.recovery.digest import digest_of
+from tinker_deadlines.recovery.journal import Journal
+from tinker_deadlines.recovery.ledger import Checkpoint, Entry, Event, Ledger
+from tinker_deadlines.recovery.spacing import Spacing, spacing
+from tinker_deadlines.recovery.spool import Spool
+from tinker_deadlines.sdk import results
+from tinker_deadlines.sdk.remaking import Making, Place, finish, remade
+from tinker_deadlines.sdk.surface import SURFACE
+from tinker_deadlines.waiting.limit import budget_for
+from tinker_deadlines.waiting.timer import timer
+from tinker_deadlines.waiting.workers import Job, workers
+
+__all__ = ["Kept", "Promise", "Recovering"]
+
+log = logging.getLogger("tinker_deadlines")
+
+_GONE = (404, 409, 410)
+_STEP, _SAVE = "optim_step", "save_state"
+_LOADS = ("load_state", "load_state_with_optimizer")
+
+
+class Promise(Future[Any]):
+    """The future of a training call. It cannot be cancelled, as no training call can."""
+
+    def cancel(self) -> bool:
+        """Is refused: what is trained would depend on when it came."""
+        return False
+
+
+class Kept:
+    """What is kept of one training client, and how: its ledger, its batches, and where checkpoints are due.
+
+    Args:
+        run: The run's name; "" where nothing outlives this process.
+        journal: Where the ledger is written down; `None` for nowhere.
+        spool: Where batches wait.
+        every: Optimizer steps between two checkpoints; `None` for as many as lose least.
+        keep: Checkpoints of ours that are kept on the service.
+    """
+
+    def __init__(
+        self, run: str, journal: Journal | None, spool: Spool, every: int | None, keep: int = limits.CHECKPOINTS_KEPT
+    ) -> None:
+        self.run = run
+        self.spool = spool
+        self.keep = keep
+        self.ledger = Ledger.of(journal.events) if journal is not None else Ledger()
+        self._journal = journal
+        self._every = every
+        self._step_s = limits.FIRST_STEP_S
+        self._save_s = limits.FIRST_SAVE_S
+        self._began = clock.monotonic()
+
+    def note(self, event: Event) -> None:
+        """Writes an event down, and only then takes it in."""
+        at = None
+        if self._journal is not None:
+            try:
+                at = self._journal.append(event)
+            except OSError as error:
+                log.error(
+                    "the ledger of the run %r cannot be written (%s): training goes on, and cannot be gone on with after "
+                    "this process; make room, and begin a run of its own from the next checkpoint", self.run, error
+                )  # fmt: skip
+                self._journal.close()
+                self._journal, self.run = None, ""
+        self.ledger.apply(event, at)
+
+    def text_of(self, result: Any) -> str | None:
+        """An answer as it is kept; `None` where it is not."""
+        if self._journal is None or self._journal.size > limits.LEDGER_BYTES:
+            return None
+        try:
+            return results.as_text(result)
+        except Exception as error:
+            log.warning("an answer is not kept, and its run cannot be replayed: %s: %s", type(error).__name__, error)
+            return None
+
+    def answer_of(self, entry: Entry) -> Any:
+        """The answer that a call was given before.
+
+        Raises:
+            LookupError: it was not kept.
+        """
+        if self._journal is None or entry.result_at is None:
+            raise LookupError(f"the answer of call {entry.number} was not kept")
+        return results.from_text(self._journal.event_at(entry.result_at)["result"])
+
+    # When a checkpoint is due -----------------------------------------------------------------------------------------
+
+    def took(self, *, step_s: float | None = None, save_s: float | None = None) -> None:
+        """Learns from a step or a save: the mean of the last few, the last one counting a quarter."""
+        if step_s is not None:
+            self._step_s += (step_s - self._step_s) / 4
+        if save_s is not None:
+            self._save_s += (save_s - self._save_s) / 4
+
+    def spacing(self) -> Spacing:
+        """How far apart checkpoints are, and why."""
+        ran_s = clock.monotonic() - self._began
+        # As if one fault had been seen in the time that is reckoned with: what has happened weighs more with each.
+        fault_every_s = (limits.FAULT_EVERY_S + ran_s) / (1 + self.ledger.recoveries)
+        found = spacing(self._step_s, self._save_s, fault_every_s)
+        return found if self._every is None else found._replace(steps=self._every)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+class _Submitted:
+    """A call that is open."""
+
+    __slots__ = ("_overdrawn", "alarm", "blamed", "budget", "number", "promise", "sent_at")
+
+    def __init__(self, number: int, budget: Budget | None, overdrawn: Callable[[_Submitted], None]) -> None:
+        self.number = number
+        self.promise = Promise()
+        self.sent_at = clock.monotonic()
+        # How often in a row it had the client given up.
+        self.blamed = 0
+        self.budget = budget
+        self._overdrawn = overdrawn
+        self.alarm = None if budget is None else timer.set(budget.deadline, self)
+
+    def expire(self) -> None:
+        """The budget around whoever made it is spent."""
+        self._overdrawn(self)
+
+    def expired(self) -> None:
+        """There is nothing else to let go of."""
+
+
+class Recovering:
+    """One training client for whoever trains, whatever becomes of the SDK's.
+
+    Args:
+        client: The SDK's.
+        place: Where its session is.
+        making: The call that made it, where that was seen.
+        kept: What is kept of it; with entries of a process before this one, it goes on from there.
+    """
+
+    def __init__(self, client: Any, place: Place, making: Making | None, kept: Kept) -> None:
+        self.client = client
+        self.first = client
+        self._place = place
+        self._making = making
+        self._kept = kept
+        self._ledger = kept.ledger
+        # Whoever sends holds it, so that calls are sent in the order of their numbers; and whoever changes the ledger.
+        self._lock = threading.RLock()
+        self._open: dict[int, _Submitted] = {}
+        # Which of the clients is in use: what comes from one before is about nothing that matters any more.
+        self._generation = 0
+        self._state: str = "live"
+        self._failure: RecoveryFailedError | None = None
+        self._service: Any = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._draining = False
+        self._saving_after: int | None = None
+        self._saved_step = 0
+        self._step_ended_at = 0.0
+        self._saves_refused = False
+        self._ours: deque[str] = deque()
+        self._restored = Checkpoint(0, 0, "")
+        # Calls of the process before this one that are answered from the ledger, and how many were asked for by now.
+        self._answered = 0
+        self._replayed = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        making = self._making
+        self._needs_base = making is None or not making.repeatable
+        if not self._ledger.entries and not self._ledger.checkpoints:
+            return
+        last = self._ledger.last_confirmed or Checkpoint(0, 0, "")
+        self._note(self._ledger.resumed(last.after))
+        self._answered, self._saved_step = last.after, last.step
+        self._needs_base = self._needs_base and not last.path
+        if last.path:
+            log.info("going on with the run %r from the checkpoint of step %d", self._kept.run, last.step)
+            self._generation += 1
+            self._start("recovering")
+
+    def _note(self, event: Event) -> None:
+        self._kept.note(event)
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Makes a training call; its future completes when the ledger has the answer.
+
+        Raises:
+            RecoveryFailedError: the client was given up, and training could not be recovered.
+            DivergedError: this call is not the one that the run made in its place.
+            BaseException: what the SDK says about the arguments.
+        """
+        digest = digest_of([method, _named(method, args, kwargs)])
+        row = SURFACE["TrainingClient"][method]
+        assert row.kind is not None
+        budget = budget_for(row.kind, f"TrainingClient.{method}")
+        with self._lock:
+            if self._replayed < self._answered:
+                return self._answer_again(method, digest)
+            if self._failure is not None:
+                raise self._failure
+            self._note(self._ledger.submitted(method, digest))
+            number = len(self._ledger.entries)
+            self._look_back(number, method, digest)
+            call = self._open[number] = _Submitted(number, budget, self._overdrawn)
+            self._kept.spool.keep(number, (method, args, kwargs))
+            if self._state == "live":
+                try:
+                    # What bounds the call for its caller is its budget; what is sent may outlive it.
+                    run_within(None, self._send, call)
+                except BaseException as error:
+                    self._end(call)
+                    self._note(self._ledger.failed(number, _said(error)))
+                    raise
+            elif self._state == "fenced":
+                self._start("recovering")
+            return call.promise
+
+    def _overdrawn(self, call: _Submitted) -> None:
+        self._later(partial(self._cut, call))
+
+    def _cut(self, call: _Submitted) -> None:
+        """Ends a call whose caller's budget is spent. It is not to be part of what is trained, and may be already."""
+        budget = call.budget
+        assert budget is not None
+        with self._lock:
+            if call.number not in self._open:
+                return
+            method = self._ledger.entry(call.number).method
+            kind = SURFACE["TrainingClient"][method].kind
+            assert kind is not None
+            error = BudgetExhaustedError(
+                kind, owner=budget.name, budget_s=budget.seconds, elapsed_s=clock.monotonic() - call.sent_at,
+                method=f"TrainingClient.{method}", submission="indeterminate",
+            )  # fmt: skip
+            self._note(self._ledger.failed(call.number, _said(error)))
+            self._end(call)
+            self._fence(error)
+        call.promise.set_exception(error)
+
+    def _answer_again(self, method: str, digest: str) -> Future[Any]:
+        """Answers a call from the ledger."""
+        number = self._replayed + 1
+        found = self._ledger.divergence(number, method, digest)
+        if found is not None:
+            raise DivergedError(self._kept.run, found.step, number, found.was, found.now)
+        self._replayed = number
+        entry, promise = self._ledger.entry(number), Promise()
+        if entry.state == "failed":
+            promise.set_exception(RuntimeError(f"call {number} ({method}) failed in the process before this one as well"))
+            return promise
+        try:
+            promise.set_result(self._kept.answer_of(entry))
+        except Exception as error:
+            last = self._ledger.last_confirmed or Checkpoint(0, 0, "")
+            promise.set_exception(RecoveryFailedError(error, 0, "", last.step, last.path))
+        return promise
+
+    def _look_back(self, number: int, method: str, digest: str) -> None:
+        """Says once when what is trained anew is not what the process before trained after the checkpoint."""
+        former = self._ledger.former
+        place = number - self._answered - 1
+        if former and place < len(former) and (former[place].method, former[place].digest) != (method, digest):
+            log.warning(
+                "from step %d on this run differs from what it was before: nothing of that is part of the checkpoint, "
+                "and what is trained now takes its place", former[place].step
+            )  # fmt: skip
+            self._ledger.former = []
+
+    def _send(self, call: _Submitted) -> None:
+        """Sends an open call to the client in use, and a checkpoint's save before or after it where one is due."""
+        method, args, kwargs = self._kept.spool[call.number]
+        if self._needs_base and method not in _LOADS:
+            self._needs_base = False
+            self._save(Checkpoint(call.number - 1, 0, ""))
+        call.sent_at = clock.monotonic()
+        future = _standard(getattr(self.client, method)(*args, **kwargs))
+        future.add_done_callback(partial(self._ended, self._generation, call))
+        if method == _STEP:
+            step = self._ledger.entry(call.number).step
+            if step - self._saved_step >= self._kept.spacing().steps and not self._saves_refused:
+                self._save(Checkpoint(call.number, step, ""))
+
+    def _ended(self, generation: int, call: _Submitted, future: Future[Any]) -> None:
+        # On the SDK's loop, most of the time: writing waits.
+        self._later(partial(self._take, generation, call, future))
+
+    def _take(self, generation: int, call: _Submitted, future: Future[Any]) -> None:
+        """Takes in how a call ended."""
+        with self._lock:
+            if generation != self._generation or call.number not in self._open:
+                return
+            error = _error_of(future)
+            if error is None:
+                result = self._confirm(call, future.result())
+                tell = partial(call.promise.set_result, result)
+            elif not self._says_nothing(error, call.blamed):
+                tell = partial(call.promise.set_exception, error)
+                self._fail(call, error)
+            else:
+                call.blamed += 1
+                self._fence(error)
+                return
+        tell()
+
+    def _confirm(self, call: _Submitted, result: Any) -> Any:
+        entry = self._ledger.entry(call.number)
+        kept = self._kept
+        kept_text = kept.text_of(result)
+        if entry.method == _SAVE:
+            kept.took(save_s=clock.monotonic() - call.sent_at)
+        elif entry.method == _STEP:
+            now = clock.monotonic()
+            kept.took(step_s=now - max(self._step_ended_at, call.sent_at))
+            self._step_ended_at = now
+        args = kept.spool[call.number]
+        self._note(self._ledger.confirmed(call.number, kept_text))
+        if entry.method == _SAVE and self._ledger.at_rest(call.number) and _lasts(args):
+            self._reached(Checkpoint(call.number, self._step_of(call.number), result.path))
+        if not entry.changes:
+            kept.spool.drop(call.number)
+        self._end(call, keep=True)
+        for each in self._open.values():
+            each.blamed = 0
+        self._let_go()
+        return result
+
+    def _fail(self, call: _Submitted, error: BaseException) -> None:
+        self._note(self._ledger.failed(call.number, _said(error)))
+        self._end(call)
+        if call.blamed:
+            self._fence(error)  # it may be executed yet, and is not to be part of what is trained
+
+    def _end(self, call: _Submitted, *, keep: bool = False) -> None:
+        self._open.pop(call.number, None)
+        if call.alarm is not None:
+            timer.take_back(call.alarm)
+        if not keep:
+            self._kept.spool.drop(call.number)
+
+    @staticmethod
+    def _says_nothing(error: BaseException, blamed: int = 0) -> bool:
+        """Whether an error is about the service or the client rather than about the call."""
+        if blamed + 1 >= limits.RECOVERIES_FOR_ONE:
+            return False  # whatever it says: each time it was sent, it took the client with it
+        if isinstance(error, (DeadlineExpiry, CancelledError)) or is_capacity_error(error):
+            return True
+        status = getattr(error, "status_code", None)
+        if status in _GONE:
+            return True
+        # What the SDK says of a client of which an earlier call failed.
+        return type(error) is RuntimeError and "poisoned" in str(error)
+
+    # Checkpoints --------------------------------------------------------------------------------------------------
+
+    def _save(self, at: Checkpoint) -> None:
+        """Has the state saved as it is after the last call that was sent."""
+        name = f"deadlines-{self._generation}-{at.step}-{at.after}"
+        sent_at = clock.monotonic()
+        try:
+            future = _standard(self.client.save_state(name, ttl_seconds=limits.CHECKPOINT_TTL_S))
+        except Exception as error:
+            log.warning("no checkpoint could be taken: %s: %s", type(error).__name__, error)
+            return
+        self._saved_step = at.step
+        generation = self._generation
+        future.add_done_callback(lambda ended: self._later(partial(self._saved, generation, at, sent_at, ended)))
+
+    def _saved(self, generation: int, at: Checkpoint, sent_at: float, future: Future[Any]) -> None:
+        with self._lock:
+            error = _error_of(future)
+            if generation != self._generation:
+                return
+            if error is None:
+                self._kept.took(save_s=clock.monotonic() - sent_at)
+                path = future.result().path
+                self._ours.append(path)
+                self._reached(at._replace(path=path))
+                self._let_go()
+            elif self._says_nothing(error):
+                self._fence(error)
+            else:
+                self._saves_refused = True
+                log.warning(
+                    "the service refuses checkpoints (%s): a fault from now on costs everything since the last one",
+                    error,
+                )
+
+    def _reached(self, checkpoint: Checkpoint) -> None:
+        self._saved_step = max(self._saved_step, checkpoint.step)
+        self._note(self._ledger.checkpoint(*checkpoint))
+
+    def _let_go(self) -> None:
+        """Lets go of batches that every checkpoint contains which may be restored, and of older checkpoints of ours."""
+        restorable = self._ledger.restorable()
+        if len(restorable) >= self._kept.keep:
+            oldest = restorable[self._kept.keep - 1]
+            self._kept.spool.drop_until(oldest.after)
+            paths = {each.path for each in restorable[: self._kept.keep]}
+            while self._ours and self._ours[0] not in paths and len(self._ours) > self._kept.keep:
+                self._delete(self._ours.popleft())
+
+    def _delete(self, path: str) -> None:
+        try:
+            RestClient(self.client.holder).delete_checkpoint_from_tinker_path(path)
+        except Exception as error:
+            log.debug("an old checkpoint was not deleted, and goes when its time is over: %s", error)
+
+    def _step_of(self, number: int) -> int:
+        entry = self._ledger.entry(number)
+        return entry.step if entry.method == _STEP else entry.step - 1
+
+    # Recovery -------------------------------------------------------------------------------------------------------
+
+    def _fence(self, cause: BaseException) -> None:
+        """Gives the client in use up, and begins to make another when a call waits for one."""
+        if self._state != "live":
+            return
+        self._generation += 1
+        self._note(self._ledger.fenced(_said(cause)))
+        log.warning("a training client is given up: %s", _said(cause))
+        watcher.tell("fenced", cause=type(cause).__name__, open=len(self._open))
+        self._state = "fenced"
+        if self._open:
+            self._start("recovering")
+
+    def _start(self, state: str) -> None:
+        self._state = state
+        thread = threading.Thread(target=self._recover, name="tinker-deadlines-recovery", daemon=True)
+        run_within(None, thread.start)
+
+    def _recover(self) -> None:
+        began = clock.monotonic()
+        waits = tenacity.wait_exponential_jitter(initial=limits.RECOVERY_WAIT_S, max=limits.RECOVERY_WAIT_MOST_S)
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(limits.RECOVERY_ATTEMPTS)
+            | tenacity.stop_after_delay(limits.RECOVERY_LIMIT_S),
+            wait=waits,
+            retry=tenacity.retry_if_exception(_worth_another),
+            before_sleep=_say_attempt,
+            reraise=True,
+        )
+        try:
+            replayed = retrying(self._attempt)
+        except BaseException as error:
+            self._give_up(error, retrying.statistics.get("attempt_number", 1))
+            return
+        took_s = clock.monotonic() - began
+        log.warning(
+            "training goes on after %.1f s: step %d restored, %d calls made again", took_s, self._restored.step, replayed
+        )
+        watcher.tell("recovered", seconds=took_s, step=self._restored.step, replayed=replayed)
+
+    def _attempt(self) -> int:
+        """Makes a client, brings it to where the ledger stands, and puts it into use; returns the calls made again."""
+        replayed = self._bring_up()
+        with self._lock:
+            self._note(self._ledger.recovered())
+            self._state = "live"
+            for call in sorted(self._open.values(), key=lambda each: each.number):
+                try:
+                    self._send(call)
+                except Exception as error:
+                    self._fail(call, error)
+                    self._later(partial(call.promise.set_exception, error))
+        return replayed
+
+    def _bring_up(self) -> int:
+        failure: BaseException | None = None
+        for checkpoint in [*self._ledger.restorable()[: self._kept.keep], None]:
+            if checkpoint is None and not (self._making is not None and self._making.repeatable):
+                break
+            at = checkpoint or Checkpoint(0, 0, "")
+            try:
+                service, client = remade(self._place, self._making, at.path)
+            except Exception as error:
+                failure = failure or error
+                if getattr(error, "status_code", None) not in (400, 404, 410) or checkpoint is None:
+                    raise
+                log.warning("the checkpoint of step %d cannot be restored: %s", at.step, error)
+                continue
+            try:
+                count = self._replay(client, at.after)
+            except BaseException:
+                finish(service)
+                raise
+            self._use(service, client, at)
+            return count
+        raise failure or LookupError(
+            "there is no checkpoint to restore, and how the client was made was not seen, or it was made without a seed"
+        )
+
+    def _use(self, service: Any, client: Any, at: Checkpoint) -> None:
+        with self._lock:
+            former, self._service = self._service, service
+            self.client, self._restored = client, at
+            self._generation += 1
+            self._saved_step = at.step
+        if former is not None:
+            finish(former)
+
+    def _replay(self, client: Any, after: int) -> int:
+        """Makes the calls that are done, and not in the checkpoint, again on a client."""
+        again = [entry for entry in self._ledger.lineage(after) if entry.state == "confirmed"]
+        waiting: deque[Future[Any]] = deque()
+        for entry in again:
+            method, args, kwargs = self._kept.spool[entry.number]
+            waiting.append(_standard(getattr(client, method)(*args, **kwargs)))
+            if len(waiting) >= limits.REPLAYED_AT_ONCE:
+                waiting.popleft().result()
+        for future in waiting:
+            future.result()
+        return len(again)
+
+    def _give_up(self, error: BaseException, attempts: int) -> None:
+        with self._lock:
+            last = self._ledger.last_confirmed or Checkpoint(0, 0, "")
+            failure = self._failure = RecoveryFailedError(error, attempts, self._kept.run, last.step, last.path)
+            self._state = "lost"
+            calls = list(self._open.values())
+            for call in calls:
+                self._end(call)
+        log.error("%s", failure)
+        watcher.tell("lost", cause=type(error).__name__, attempts=attempts)
+        for call in calls:
+            call.promise.set_exception(failure)
+
+    # In the order in which things happen ----------------------------------------------------------------------------
+
+    def _later(self, what: Callable[[], None]) -> None:
+        """Does something on a worker, one after the other."""
+        self._inbox.append(what)
+        with self._lock:
+            if self._draining:
+                return
+            self._draining = True
+        workers.start(_Drain(self._drain))
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                what = self._inbox.popleft()
+            except IndexError:
+                with self._lock:
+                    if not self._inbox:
+                        self._draining = False
+                        return
+                continue
+            try:
+                what()
+            except Exception:
+                log.exception("what became of a training call could not be taken in")
+
+    def close(self) -> None:
+        """Ends the session that recovery began, and closes the ledger."""
+        service, self._service = self._service, None
+        if service is not None:
+            finish(service)
+        self._kept.close()
+
+
+class _Drain(Job):
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__()
+        self._run = run
+
+    def run(self) -> None:
+        self._run()
+
+    def tell(self) -> None:
+        pass
+
+
+def _worth_another(error: BaseException) -> bool:
+    return isinstance(error, (DeadlineExpiry, CancelledError)) or is_capacity_error(error) or (
+        getattr(error, "status_code", None) in _GONE
+    )
+
+
+def _say_attempt(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    wait_s = state.next_action.sleep if state.next_action is not None else 0.0
+    log.warning("attempt %d to recover failed (%s); the next one in %.0f s", state.attempt_number, error, wait_s)
+
+
+def _standard(value: Any) -> Future[Any]:
+    """The standard future underneath what the SDK returned; done where it returned no future."""
+    inner = getattr(value, "future", None)
+    if callable(inner):
+        found: Future[Any] = inner()
+        return found
+    if isinstance(value, Future):
+        return value
+    done: Future[Any] = Future()
+    done.set_result(value)
+    return done
+
+
+def _error_of(future: Future[Any]) -> BaseException | None:
+    return CancelledError() if future.cancelled() else future.exception()
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, so that it is the same call however they are passed."""
+    try:
+        bound = inspect.signature(getattr(tinker.TrainingClient, method)).bind(None, *args, **kwargs)
+    except (TypeError, ValueError):
+        return {"args": args, **kwargs}
+    return dict(list(bound.arguments.items())[1:])
+
+
+def _lasts(call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether what a person saves can be counted on: it is neither overwritten nor gone within a day or so."""
+    method, args, kwargs = call
+    named = _named(method, args, kwargs)
+    ttl_s = named.get("ttl_seconds")
+    return not named.get("overwrite") and (ttl_s is None or ttl_s >= limits.CHECKPOINT_TTL_S)
