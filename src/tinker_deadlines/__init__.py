@@ -24,8 +24,8 @@ from tinker_deadlines.policy import Limit, Policy, Sample, deadline_for, explain
 from tinker_deadlines.waiting import DeadlineFuture, call_with_deadline, wait_with_deadline
 
 if TYPE_CHECKING:
-    from tinker_deadlines.remember import install, uninstall
     from tinker_deadlines.recovery.runs import last_confirmed
+    from tinker_deadlines.remember import install, uninstall
     from tinker_deadlines.sdk.install import guard
     from tinker_deadlines.sdk.recoverable import recoverable
     from tinker_deadlines.sdk.stuck import StuckCallError

@@ -22,8 +22,8 @@ def state_dir() -> Path:
         return Path(home).expanduser()
     if importlib.util.find_spec("platformdirs") is None:
         raise ModuleNotFoundError(
-            'the state directory is found with platformdirs, which is not installed: pip install "tinker-deadlines[record]", '
-            f"or set {HOME_VARIABLE} to a directory"
+            "the state directory is found with platformdirs, which is not installed: pip install platformdirs, or set "
+            f"{HOME_VARIABLE} to a directory"
         )
     import platformdirs
 

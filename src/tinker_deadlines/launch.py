@@ -17,6 +17,7 @@ import io
 import os
 import pkgutil
 import runpy
+import shlex
 import signal
 import sys
 import threading
@@ -57,6 +58,8 @@ class Plan(NamedTuple):
     display: Display
     wall_s: float | None = None
     exit_grace_s: float = EXIT_GRACE_S
+    run: str | None = None
+    """The name under which the run is kept, so that it can be gone on with; `None` where it is not."""
 
 
 def problem_with(target: Target) -> str | None:
@@ -82,6 +85,8 @@ def launch(plan: Plan) -> None:
     display.start()
     _dump_on_sigquit(display)
     hook.install_on_import(then=functools.partial(remember, command=plan.target.name))
+    if plan.run is not None:
+        display.say(f"the run is kept as {plan.run}; after a crash, go on with: {_command(plan)}")
     if plan.wall_s is not None:
         # Never left: threads and exit handlers that outlive the main code are inside the wall as well.
         episode(plan.wall_s, name="--wall").__enter__()
@@ -92,6 +97,12 @@ def launch(plan: Plan) -> None:
         ending.begin(error)
         raise
     ending.begin(None)
+
+
+def _command(plan: Plan) -> str:
+    target = plan.target
+    words = ["tinker-deadlines", "run", "--resume", str(plan.run), *(["-m"] if target.is_module else []), target.name]
+    return shlex.join([*words, *target.args])
 
 
 # The script ---------------------------------------------------------------------------------------------------------

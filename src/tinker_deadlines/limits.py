@@ -56,6 +56,7 @@ __all__ = [
     "LOAD_WINDOW",
     "LOOK_AGAIN_S",
     "LOOK_EVERY_S",
+    "LOOK_UP_S",
     "MAX_ABANDONED_WORKERS",
     "MAX_WORKERS",
     "MIDDLE_MODEL",
@@ -301,6 +302,10 @@ RECOVERY_ATTEMPTS = 5
 # refuses everybody for a minute is common; more than a minute between two attempts is time lost.
 RECOVERY_WAIT_S = 2.0
 RECOVERY_WAIT_MOST_S = 60.0
+
+# Whether a save landed is asked for so long. A list of checkpoints comes in a tenth of a second; what cannot be found
+# out is saved again.
+LOOK_UP_S = 10.0
 
 # A recovery is over after this long whatever its attempts do: the ceiling of a restore and of a step, twice.
 RECOVERY_LIMIT_S = 7200.0

@@ -23,6 +23,7 @@ from tinker_deadlines.limits import (
 )
 from tinker_deadlines.policy import policy_named
 from tinker_deadlines.record.place import RECORD_VARIABLE, RecordError, place_of
+from tinker_deadlines.recovery.runs import RECOVER_VARIABLE, RUN_VARIABLE, RunError, must_exist, new_name
 
 __all__ = ["read"]
 
@@ -109,6 +110,13 @@ def _run(
     wall: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="How long all Tinker calls of the script may take together.")
     ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Have training go on by itself after a fault, and keep the run.")
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run that was kept: what is applied already is not sent again."),
+    ] = None,
     exit_grace: Annotated[
         str,
         typer.Option(
@@ -135,12 +143,29 @@ def _run(
     try:
         _must_open(chosen)
         _set_for_process(limit or [], policy, record_to)
+        run = _kept_run(resume) if recover or resume is not None else None
         wall_s = None if wall is None else parse_seconds(wall, what="--wall", example=3600)
         grace_s = _grace(exit_grace)
-    except (RecordError, ValueError) as error:
+    except (RecordError, RunError, ValueError) as error:
         return refuse(str(error))
     display = Display(live=not (quiet or no_live), summary="json" if json else "if cut" if quiet else "text")
-    return Plan(chosen, display, wall_s, grace_s)
+    return Plan(chosen, display, wall_s, grace_s, run)
+
+
+def _kept_run(resume: str | None) -> str:
+    """Has every training client of this process recover; returns the name of the run that is kept.
+
+    Raises:
+        RunError: there is no run to go on with, or a package is missing.
+    """
+    missing = needs_extra("recovery", "tenacity", "platformdirs")
+    if missing:
+        raise RunError(missing)
+    run = resume if resume is not None else new_name()
+    if resume is not None:
+        must_exist(resume)
+    os.environ[RECOVER_VARIABLE], os.environ[RUN_VARIABLE] = "1", run
+    return run
 
 
 def _must_open(target: Target) -> None:

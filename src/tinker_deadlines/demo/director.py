@@ -10,6 +10,7 @@ import queue
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import IO, Any, NamedTuple
 
-from tinker_deadlines.demo.faults import DISTILLATION, EPISODES, Fault, rules
+from tinker_deadlines.demo.faults import DISTILLATION, EPISODES, FINETUNING, Fault, rules
 from tinker_deadlines.limits import DEADLINE_ENV_PREFIX
 
 __all__ = ["run"]
@@ -34,6 +35,9 @@ INTERRUPTED_ENDS_WITHIN_S = 5.0
 
 BAR_CELLS = 30
 FEW_STEPS = 3
+
+# What recovery says of itself, on standard error.
+_RECOVERY = re.compile(r"(training goes on: .*)")
 
 _STEP = re.compile(r"step (\d+/\d+) kl=(\S+) reward=(\S+) seconds=(\S+)")
 
@@ -62,6 +66,16 @@ ACTS = (
         tuple(part for kind, seconds in LIMITS_S.items() for part in ("--limit", f"{kind}={seconds}")),
     ),
     Act("Two episodes, each with a wall of 2 s around it", "episodes.py", EPISODES),
+)
+
+# A restore includes a new session; steps take milliseconds.
+TRAINING_LIMITS_S = {"connect": 8, "forward_backward": 3, "optim_step": 3, "save_state": 3, "load_state": 8}
+QUIET = Act("Finetuning, nothing wrong", "finetune.py", ())
+RECOVERED = Act(
+    "The same script, recovered while the server fails",
+    "finetune.py",
+    FINETUNING,
+    ("--recover", *(part for kind, seconds in TRAINING_LIMITS_S.items() for part in ("--limit", f"{kind}={seconds}"))),
 )
 
 
@@ -97,6 +111,8 @@ class _Stage:
         self._console = Console(highlight=False, soft_wrap=True)
         self._ends_at = ends_at
         self._losses: list[float] = []
+        # Of the run that goes on now: each step's loss, with all its digits.
+        self._exact: dict[str, str] = {}
 
     def play(self) -> list[Shown]:
         """Plays the acts and returns what hung in them.
@@ -108,20 +124,35 @@ class _Stage:
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         from tinker_deadlines.lab import Lab
 
-        with Lab() as lab:
+        with tempfile.TemporaryDirectory() as self._home, Lab() as lab:
             self._say(f"[bold]A lab server[/] at {lab.url}: a Tinker server with a small real model, on this machine")
             shown = [one for act in ACTS for one in self._play(act, lab.url, lab.base_model)]
+            self._compare(lab.url, lab.base_model)
         first, last = self._first_and_last()
         if not last < first:
             raise Failed(f"the loss did not fall: {', '.join(f'{loss:.3f}' for loss in self._losses) or 'no step ran'}")
         return shown
+
+    def _compare(self, upstream: str, model: str) -> None:
+        """Plays a run without faults and the same one recovered, and says whether their losses are equal.
+
+        Raises:
+            Failed: they are not.
+        """
+        self._play(QUIET, upstream, model, paired=False)
+        expected, self._exact = self._exact, {}
+        self._play(RECOVERED, upstream, model, paired=False)
+        steps = sum(self._exact.get(step) == loss for step, loss in expected.items())
+        if not expected or steps != len(expected) or len(self._exact) != len(expected):
+            raise Failed(f"losses equal: no, of {len(expected)} steps {steps} are, to the last digit")
+        self._say(f"[bold green]losses equal: yes[/] ({steps} steps, to the last digit)")
 
     def _first_and_last(self) -> tuple[float, float]:
         """The loss at the begin and at the end, each the mean of a few steps: a step samples few answers."""
         few = self._losses[:FEW_STEPS], self._losses[-FEW_STEPS:]
         return (mean(few[0]), mean(few[1])) if all(few) else (math.nan, math.nan)
 
-    def _play(self, act: Act, upstream: str, model: str) -> list[Shown]:
+    def _play(self, act: Act, upstream: str, model: str, *, paired: bool = True) -> list[Shown]:
         from tinker_deadlines.lab.faults import Faults
         from tinker_deadlines.lab.proxy import FaultProxy
 
@@ -133,7 +164,7 @@ class _Stage:
         )
         with proxy, self._started(act, proxy.url, model) as script:
             summary = self._follow(script, act, came)
-        return self._pair(act, summary["cuts"])
+        return self._pair(act, summary["cuts"]) if paired else []
 
     @contextlib.contextmanager
     def _started(self, act: Act, url: str, model: str) -> Iterator[subprocess.Popen[str]]:
@@ -142,7 +173,7 @@ class _Stage:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(DEADLINE_ENV_PREFIX)}
         process = subprocess.Popen(
             [sys.executable, *run, "--base-url", url, "--model", model],
-            env={**kept, "TINKER_API_KEY": "tml-lab", "HF_HUB_OFFLINE": "1", "TINKER_DEADLINES_RECORD": "off"},
+            env={**kept, "TINKER_API_KEY": "tml-lab", "HF_HUB_OFFLINE": "1", **self._kept()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,6 +192,9 @@ class _Stage:
             process.kill()
             process.wait()
 
+    def _kept(self) -> dict[str, str]:
+        return {"TINKER_DEADLINES_RECORD": "off", "TINKER_DEADLINES_HOME": self._home}
+
     def _follow(self, script: subprocess.Popen[str], act: Act, came: queue.Queue[str]) -> dict[str, Any]:
         """Shows what the script says until it has ended, and returns its summary."""
         waiting = {fault.name: fault for fault in act.faults}
@@ -175,6 +209,8 @@ class _Stage:
                 errors.append(line)
                 if _CUT.match(line):
                     self._say(f"  [red]cut[/]     {_escaped(line.split('  ', 1)[-1])}")
+                elif found := _RECOVERY.search(line):
+                    self._say(f"  [green]healed[/]  {_escaped(found[1])}")
         if script.wait() != 0:
             raise Failed(f"{act.script} ended with status {script.returncode}: {' / '.join(errors[-4:])}")
         summary: dict[str, Any] = json.loads(errors[-1])
@@ -199,6 +235,10 @@ class _Stage:
                 yield line
 
     def _say_output(self, line: str) -> None:
+        if line.startswith("loss "):
+            _, number, loss_text = line.split()
+            self._exact[number] = loss_text
+            return
         step = _STEP.match(line)
         if step is None:
             self._say(f"  [dim]script[/]  {_escaped(line)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DISTILLATION", "EPISODES", "Fault", "longest_request_s", "rules"]
+__all__ = ["DISTILLATION", "EPISODES", "FINETUNING", "Fault", "longest_request_s", "rules"]
 
 # One HTTP request of the SDK: 10 retries after the first try. A server that accepts and is silent costs each try the
 # read and the write timeout of 60 s together. The pauses between tries double from 0.5 s up to 10 s.
@@ -67,6 +67,24 @@ EPISODES = (
         "the service pauses sampling for want of capacity",
         "as long as the pause lasts, here an hour",
         "cut by the episode's wall: no error of the service, no reward, not tried again",
+    ),
+)
+
+
+FINETUNING = (
+    Fault(
+        "step",
+        'do = "future_never_completes"\npath = "optim_step"\nnth = 6',
+        "an optimizer step is executed, and its answer never comes",
+        "for ever (the SDK polls without a limit)",
+        "a new client, from where the ledger stands: the step is applied once",
+    ),
+    Fault(
+        "wedge",
+        'do = "silence_session"\npath = "forward_backward"\nnth = 22',
+        "the whole session goes silent, while a new one works",
+        f"about {longest_request_s() / 60:.0f} min, and then again at each call",
+        "a session of its own, the last checkpoint with its optimizer, and the steps since then",
     ),
 )
 

@@ -16,8 +16,8 @@ __all__ = ["digest_of"]
 def digest_of(value: Any) -> str:
     """The SHA-256 of a value, in hexadecimal.
 
-    Numbers, texts, bytes, sequences, mappings (whatever their order), arrays and objects made of them. A function counts
-    by its name: what it does cannot be compared.
+    Numbers, texts, bytes, sequences, mappings (whatever their order), arrays and objects made of them. A function
+    counts by its name: what it does cannot be compared.
     """
     found = hashlib.sha256()
     _add(found, value)
@@ -25,11 +25,11 @@ def digest_of(value: Any) -> str:
 
 
 def _add(found: Any, value: Any) -> None:
+    if isinstance(value, enum.Enum):
+        value = value.value
     if value is None or isinstance(value, (bool, str, bytes)):
         raw = value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
         found.update(b"%s %d " % (type(value).__name__.encode(), len(raw)) + raw)
-    elif isinstance(value, enum.Enum):
-        _add(found, value.value)
     elif isinstance(value, int):
         found.update(b"i %d " % value)
     elif isinstance(value, float):
@@ -44,13 +44,9 @@ def _add(found: Any, value: Any) -> None:
             _add(found, value[key])
     elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
         found.update(f"a {value.dtype} {tuple(value.shape)} ".encode() + value.tobytes())
-    elif callable(value) and not hasattr(value, "__dict__"):
-        _add(found, repr(value))
-    elif callable(value) and hasattr(value, "__qualname__"):
-        _add(found, value.__qualname__)
     else:
         found.update(f"o {type(value).__name__} ".encode())
-        _add(found, _parts_of(value))
+        _add(found, getattr(value, "__qualname__", None) or _parts_of(value))
 
 
 def _add_sequence(found: Any, values: list[Any] | tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """How does a ledger outlive its process? Each event is one frame at the end of a file, written in one go.
 
-A frame is a length, a checksum and the event as compressed JSON. A process that is killed while it writes leaves part of
-a frame, which the next one cuts off: what was there before it is whole. An event is written before anything that
+A frame is a length, a checksum and the event as compressed JSON. A process that is killed while it writes leaves part
+of a frame, which the next one cuts off: what was there before it is whole. An event is written before anything that
 follows from it is told to anybody. The file is handed to the disk when a checkpoint is confirmed: a machine that loses
 its power loses at most what came after, and that is trained again.
 """

@@ -4,9 +4,9 @@ A ledger is made of events and of nothing else: applying the events of a run aga
 numbered from 1 in the order of their submission. A call ends in one of two ways for whoever made it, and that is the
 promise that everything here keeps: **a call that returned is applied once; a call that raised is not applied at all.**
 
-Lineage: what is trained is the last confirmed checkpoint, or the first weights where there is none, and every call after
-it that is not failed, in order. A client that may have done more or less than that is given up, and another one is
-brought to where the lineage stands.
+Lineage: what is trained is the last confirmed checkpoint, or the first weights where there is none, and every call
+after it that is not failed, in order. A client that may have done more or less than that is given up, and another one
+is brought to where the lineage stands.
 """
 
 from __future__ import annotations
@@ -105,26 +105,16 @@ class Ledger:
             self._submit(event)
         elif what == "checkpoint":
             self._checkpoint(Checkpoint(event["after"], event["step"], event["path"]))
-        elif what == "fenced":
-            self.cause = event["cause"] or "unknown"
+        elif what in ("fenced", "recovered"):
+            self.cause = event.get("cause", "")
+            self.recoveries += what == "recovered"
             for entry in self._open.values():
-                entry.state = "indeterminate"
-        elif what == "recovered":
-            self.cause = ""
-            self.recoveries += 1
-            for entry in self._open.values():
-                entry.state = "submitted"
+                entry.state = "indeterminate" if what == "fenced" else "submitted"
         elif what == "resumed":
             self._go_back_to(event["after"])
         elif what in ("confirmed", "failed"):
-            entry = self.entry(event["number"])
-            if entry.state in ("confirmed", "failed"):
-                raise ValueError(f"call {entry.number} is {entry.state} already and cannot be {what}")
-            entry.state = what
-            self._open.pop(entry.number)
-            entry.result_at = at if what == "confirmed" and event.get("result") is not None else None
-            if what == "failed" and entry.method in _STEPS:
-                self._steps -= 1
+            self._end(self.entry(event["number"]), what)
+            self.entry(event["number"]).result_at = at if event.get("result") is not None else None
 
     def _submit(self, event: Event) -> None:
         number = event["number"]
@@ -134,6 +124,14 @@ class Ledger:
         self.entries.append(entry)
         if event["method"] in _STEPS:
             self._steps += 1
+
+    def _end(self, entry: Entry, how: Literal["confirmed", "failed"]) -> None:
+        if entry.number not in self._open:
+            raise ValueError(f"call {entry.number} is {entry.state} already and cannot be {how}")
+        entry.state = how
+        del self._open[entry.number]
+        if how == "failed" and entry.method in _STEPS:
+            self._steps -= 1
 
     def _go_back_to(self, after: int) -> None:
         """A process that goes on from a checkpoint makes the calls after it again."""

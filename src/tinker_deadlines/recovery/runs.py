@@ -14,7 +14,18 @@ from tinker_deadlines.home import state_dir
 from tinker_deadlines.recovery.journal import Journal
 from tinker_deadlines.recovery.ledger import Ledger
 
-__all__ = ["RECOVER_VARIABLE", "RUN_VARIABLE", "Confirmed", "Run", "RunError", "last_confirmed", "new_name", "recovery_is_wanted", "runs"]
+__all__ = [
+    "RECOVER_VARIABLE",
+    "RUN_VARIABLE",
+    "Confirmed",
+    "Run",
+    "RunError",
+    "last_confirmed",
+    "must_exist",
+    "new_name",
+    "recovery_is_wanted",
+    "runs",
+]
 
 RUN_VARIABLE = "TINKER_DEADLINES_RUN"
 RECOVER_VARIABLE = "TINKER_DEADLINES_RECOVER"
@@ -46,17 +57,14 @@ class Run:
 
     Args:
         name: The run's name; letters, digits, dots, dashes and underscores.
-        must_exist: Whether it is an error that there is none of this name.
 
     Raises:
         RunError: see there.
     """
 
-    def __init__(self, name: str, *, must_exist: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = _checked(name)
         self.directory = _directory() / name
-        if must_exist and not self.directory.is_dir():
-            raise RunError(_unknown(name))
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(self.directory / "in-use", name)
@@ -131,6 +139,16 @@ def _unknown(name: str) -> str:
     known = runs()
     shown = f"known are {', '.join(known[-5:])}" if known else "none has been kept yet"
     return f"there is no run {name!r} to go on with; {shown}"
+
+
+def must_exist(name: str) -> None:
+    """Makes sure that there is a run of this name to go on with.
+
+    Raises:
+        RunError: there is none.
+    """
+    if not (_directory() / _checked(name)).is_dir():
+        raise RunError(_unknown(name))
 
 
 def new_name() -> str:

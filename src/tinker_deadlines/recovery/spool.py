@@ -25,9 +25,7 @@ class Spool:
         size_of: The bytes that a batch takes, roughly.
     """
 
-    def __init__(
-        self, directory: Path, size_of: Callable[[Any], int], most_bytes: int = REPLAY_MEMORY_BYTES
-    ) -> None:
+    def __init__(self, directory: Path, size_of: Callable[[Any], int], most_bytes: int = REPLAY_MEMORY_BYTES) -> None:
         self._directory = directory
         self._size_of = size_of
         self._most_bytes = most_bytes
@@ -67,7 +65,7 @@ class Spool:
             return found[0]
         at, length = self._on_disk[number]
         self._file.seek(at)
-        return pickle.loads(zlib.decompress(self._file.read(length)))
+        return pickle.loads(zlib.decompress(self._file.read(length)))  # noqa: S301  a file that has no name
 
     def drop_until(self, number: int) -> None:
         """Lets go of everything up to a call."""
@@ -75,9 +73,8 @@ class Spool:
             self._bytes -= self._in_memory.pop(each)[1]
         for each in [each for each in self._on_disk if each <= number]:
             del self._on_disk[each]
-        if not self._on_disk and self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.truncate(0)
+        if not self._on_disk:
+            self.close()
 
     def drop(self, number: int) -> None:
         """Lets go of one batch."""
@@ -85,6 +82,14 @@ class Spool:
         if found is not None:
             self._bytes -= found[1]
         self._on_disk.pop(number, None)
+
+    def close(self) -> None:
+        """Gives the room on disk back; what is kept there is gone. May be called twice."""
+        file, self._file = self._file, None
+        self._on_disk.clear()
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._on_disk)

@@ -17,8 +17,8 @@ from tinker.lib.public_interfaces.rest_client import RestClient  # not exported 
 from tinker_deadlines import clock
 from tinker_deadlines.budgets import Budget
 from tinker_deadlines.calls import Call
-from tinker_deadlines.errors import AbandonedCallsError, DeadlineExpiry
-from tinker_deadlines.limits import MIN_LIMIT_S
+from tinker_deadlines.errors import AbandonedCallsError, BudgetExhaustedError, DeadlineExpiry
+from tinker_deadlines.limits import MIN_LIMIT_S, ONCE_KINDS
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import traffic
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
@@ -41,6 +41,9 @@ __all__ = [
 
 T = TypeVar("T")
 log = logging.getLogger("tinker_deadlines")
+
+# Of kinds that may not be repeated, but harmless itself: it changes nothing.
+_HARMLESS = frozenset({"TrainingClient.forward"})
 
 _MADE_BY_CLIENTS = (tinker.TrainingClient, tinker.SamplingClient, RestClient)
 
@@ -69,6 +72,8 @@ class SDKFuture(BoundedFuture[T]):
         self._again = again  # makes a second attempt, where the call may be made twice
         self._second: SecondAttempt | None = None
         self._job: Job | None = None
+        # The lane that this one keeps others from, as long as its outcome is unknown.
+        self._fenced: Lane | None = None
         super().__init__(call, budget, lane)
 
     def settle(self, returned: Future[Any]) -> None:
@@ -103,8 +108,26 @@ class SDKFuture(BoundedFuture[T]):
             return self._arrived(result)
         return result
 
+    def _end_early(self) -> None:
+        lane, call = self._lane, self._call
+        if lane is None or call.kind not in ONCE_KINDS or call.method in _HARMLESS:
+            super()._end_early()
+            return
+        # Before anybody hears of it, who may make the next call at once.
+        self._fenced = lane
+        lane.fence_off(self)
+        super()._end_early()
+        if not isinstance(self.exception(0), (DeadlineExpiry, BudgetExhaustedError)):
+            self._lift_fence()
+
+    def _lift_fence(self) -> None:
+        lane, self._fenced = self._fenced, None
+        if lane is not None:
+            lane.lift(self)
+
     def _arrived_late(self, result: T) -> None:
         close_late(result)
+        self._lift_fence()
         expiry, call = self._exception, self._call
         if isinstance(expiry, DeadlineExpiry) and call.started_at is not None:
             arrived_late(call, expiry.elapsed_s, call.elapsed_s())

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 __all__ = [
+    "address_of",
     "base_model_of",
     "heartbeat",
     "holder_of",
@@ -80,6 +81,12 @@ def key_of(holder: Any) -> str | None:
     """The API key that a session's requests are signed with; `None` where it comes from elsewhere. Never shown."""
     key = getattr(holder, "_api_key", None)
     return key if isinstance(key, str) else None
+
+
+def address_of(holder: Any) -> str | None:
+    """The service's address that a session was begun with; `None` where a version keeps it elsewhere."""
+    address = getattr(holder, "_base_url", None)
+    return str(address) if address is not None else None
 
 
 def options_of(service: Any) -> tuple[tuple[str, Any], ...]:

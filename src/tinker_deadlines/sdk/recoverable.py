@@ -19,8 +19,10 @@ from tinker_deadlines.limits import CHECKPOINT_TTL_S, CHECKPOINTS_KEPT
 from tinker_deadlines.recovery.runs import RUN_VARIABLE, Run, new_name
 from tinker_deadlines.recovery.spool import Spool
 from tinker_deadlines.sdk.futures import future_in_type, future_type_named
-from tinker_deadlines.sdk.recovering import Kept, Promise, Recovering
-from tinker_deadlines.sdk.remaking import Making, place_of
+from tinker_deadlines.sdk.kept import Kept
+from tinker_deadlines.sdk.recovering import Recovering
+from tinker_deadlines.sdk.remaking import Making
+from tinker_deadlines.sdk.submitted import Promise
 from tinker_deadlines.sdk.surface import SURFACE
 
 __all__ = ["RecoverableTrainingClient", "recoverable", "wrapped"]
@@ -93,7 +95,7 @@ def wrapped(
     kept = Kept(kept_run.name, journal, spool, checkpoint_every, keep)
     _check_making(kept_run.name, kept, making)
     made = RecoverableTrainingClient.__new__(RecoverableTrainingClient)
-    made.__dict__["_recovering"] = Recovering(client, place_of(client), making, kept)
+    made.__dict__["_recovering"] = Recovering(client, making, kept)
     _living.add(made)
     return made
 

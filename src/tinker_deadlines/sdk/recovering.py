@@ -8,21 +8,19 @@ makes another, restores the last confirmed checkpoint, makes the calls since the
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import tenacity
-import tinker
 from tinker.lib.public_interfaces.rest_client import RestClient  # not exported at the top level in every version
 
 from tinker_deadlines import clock, limits
-from tinker_deadlines.budgets import Budget, run_within
+from tinker_deadlines.budgets import run_within
 from tinker_deadlines.errors import (
     BudgetExhaustedError,
     DeadlineExpiry,
@@ -32,137 +30,44 @@ from tinker_deadlines.errors import (
 )
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.recovery.digest import digest_of
-from tinker_deadlines.recovery.journal import Journal
-from tinker_deadlines.recovery.ledger import Checkpoint, Entry, Event, Ledger
-from tinker_deadlines.recovery.spacing import Spacing, spacing
-from tinker_deadlines.recovery.spool import Spool
-from tinker_deadlines.sdk import results
-from tinker_deadlines.sdk.remaking import Making, Place, finish, remade
+from tinker_deadlines.recovery.ledger import Checkpoint, Event
+from tinker_deadlines.sdk.kept import Kept
+from tinker_deadlines.sdk.remaking import Making, finish, place_of, remade
+from tinker_deadlines.sdk.saves import SAVES, landed
+from tinker_deadlines.sdk.submitted import (
+    GONE,
+    Promise,
+    Submitted,
+    error_of,
+    is_about_the_client,
+    lasts,
+    named,
+    said,
+    saved_name,
+    standard,
+)
 from tinker_deadlines.sdk.surface import SURFACE
 from tinker_deadlines.waiting.limit import budget_for
 from tinker_deadlines.waiting.timer import timer
 from tinker_deadlines.waiting.workers import Job, workers
 
-__all__ = ["Kept", "Promise", "Recovering"]
+__all__ = ["Recovering", "on_thread", "on_worker"]
 
 log = logging.getLogger("tinker_deadlines")
 
-_GONE = (404, 409, 410)
 _STEP, _SAVE = "optim_step", "save_state"
 _LOADS = ("load_state", "load_state_with_optimizer")
 
 
-class Promise(Future[Any]):
-    """The future of a training call. It cannot be cancelled, as no training call can."""
+class Lost(NamedTuple):
+    """What a fault cost."""
 
-    def cancel(self) -> bool:
-        """Is refused: what is trained would depend on when it came."""
-        return False
-
-
-class Kept:
-    """What is kept of one training client, and how: its ledger, its batches, and where checkpoints are due.
-
-    Args:
-        run: The run's name; "" where nothing outlives this process.
-        journal: Where the ledger is written down; `None` for nowhere.
-        spool: Where batches wait.
-        every: Optimizer steps between two checkpoints; `None` for as many as lose least.
-        keep: Checkpoints of ours that are kept on the service.
-    """
-
-    def __init__(
-        self, run: str, journal: Journal | None, spool: Spool, every: int | None, keep: int = limits.CHECKPOINTS_KEPT
-    ) -> None:
-        self.run = run
-        self.spool = spool
-        self.keep = keep
-        self.ledger = Ledger.of(journal.events) if journal is not None else Ledger()
-        self._journal = journal
-        self._every = every
-        self._step_s = limits.FIRST_STEP_S
-        self._save_s = limits.FIRST_SAVE_S
-        self._began = clock.monotonic()
-
-    def note(self, event: Event) -> None:
-        """Writes an event down, and only then takes it in."""
-        at = None
-        if self._journal is not None:
-            try:
-                at = self._journal.append(event)
-            except OSError as error:
-                log.error(
-                    "the ledger of the run %r cannot be written (%s): training goes on, and cannot be gone on with after "
-                    "this process; make room, and begin a run of its own from the next checkpoint", self.run, error
-                )  # fmt: skip
-                self._journal.close()
-                self._journal, self.run = None, ""
-        self.ledger.apply(event, at)
-
-    def text_of(self, result: Any) -> str | None:
-        """An answer as it is kept; `None` where it is not."""
-        if self._journal is None or self._journal.size > limits.LEDGER_BYTES:
-            return None
-        try:
-            return results.as_text(result)
-        except Exception as error:
-            log.warning("an answer is not kept, and its run cannot be replayed: %s: %s", type(error).__name__, error)
-            return None
-
-    def answer_of(self, entry: Entry) -> Any:
-        """The answer that a call was given before.
-
-        Raises:
-            LookupError: it was not kept.
-        """
-        if self._journal is None or entry.result_at is None:
-            raise LookupError(f"the answer of call {entry.number} was not kept")
-        return results.from_text(self._journal.event_at(entry.result_at)["result"])
-
-    # When a checkpoint is due -----------------------------------------------------------------------------------------
-
-    def took(self, *, step_s: float | None = None, save_s: float | None = None) -> None:
-        """Learns from a step or a save: the mean of the last few, the last one counting a quarter."""
-        if step_s is not None:
-            self._step_s += (step_s - self._step_s) / 4
-        if save_s is not None:
-            self._save_s += (save_s - self._save_s) / 4
-
-    def spacing(self) -> Spacing:
-        """How far apart checkpoints are, and why."""
-        ran_s = clock.monotonic() - self._began
-        # As if one fault had been seen in the time that is reckoned with: what has happened weighs more with each.
-        fault_every_s = (limits.FAULT_EVERY_S + ran_s) / (1 + self.ledger.recoveries)
-        found = spacing(self._step_s, self._save_s, fault_every_s)
-        return found if self._every is None else found._replace(steps=self._every)
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._journal is not None:
-            self._journal.close()
-
-
-class _Submitted:
-    """A call that is open."""
-
-    __slots__ = ("_overdrawn", "alarm", "blamed", "budget", "number", "promise", "sent_at")
-
-    def __init__(self, number: int, budget: Budget | None, overdrawn: Callable[[_Submitted], None]) -> None:
-        self.number = number
-        self.promise = Promise()
-        self.sent_at = clock.monotonic()
-        # How often in a row it had the client given up.
-        self.blamed = 0
-        self.budget = budget
-        self._overdrawn = overdrawn
-        self.alarm = None if budget is None else timer.set(budget.deadline, self)
-
-    def expire(self) -> None:
-        """The budget around whoever made it is spent."""
-        self._overdrawn(self)
-
-    def expired(self) -> None:
-        """There is nothing else to let go of."""
+    noticed_s: float
+    """Seconds that a call waited before its client was given up."""
+    restored_s: float
+    """Seconds to make another client and restore the checkpoint."""
+    replayed_s: float
+    """Seconds to make the calls since then again."""
 
 
 class Recovering:
@@ -170,21 +75,18 @@ class Recovering:
 
     Args:
         client: The SDK's.
-        place: Where its session is.
         making: The call that made it, where that was seen.
         kept: What is kept of it; with entries of a process before this one, it goes on from there.
     """
 
-    def __init__(self, client: Any, place: Place, making: Making | None, kept: Kept) -> None:
+    def __init__(self, client: Any, making: Making | None, kept: Kept) -> None:
         self.client = client
-        self.first = client
-        self._place = place
         self._making = making
         self._kept = kept
         self._ledger = kept.ledger
         # Whoever sends holds it, so that calls are sent in the order of their numbers; and whoever changes the ledger.
         self._lock = threading.RLock()
-        self._open: dict[int, _Submitted] = {}
+        self._open: dict[int, Submitted] = {}
         # Which of the clients is in use: what comes from one before is about nothing that matters any more.
         self._generation = 0
         self._state: str = "live"
@@ -196,8 +98,12 @@ class Recovering:
         self._saved_step = 0
         self._step_ended_at = 0.0
         self._saves_refused = False
+        # What was saved on the client in use, by method and name.
+        self._saved_names: set[tuple[str, str]] = set()
         self._ours: deque[str] = deque()
         self._restored = Checkpoint(0, 0, "")
+        self._lost = Lost(0.0, 0.0, 0.0)
+        self._made_at = 0.0
         # Calls of the process before this one that are answered from the ledger, and how many were asked for by now.
         self._answered = 0
         self._replayed = 0
@@ -230,7 +136,7 @@ class Recovering:
             DivergedError: this call is not the one that the run made in its place.
             BaseException: what the SDK says about the arguments.
         """
-        digest = digest_of([method, _named(method, args, kwargs)])
+        digest = digest_of([method, named(method, args, kwargs)])
         row = SURFACE["TrainingClient"][method]
         assert row.kind is not None
         budget = budget_for(row.kind, f"TrainingClient.{method}")
@@ -242,24 +148,26 @@ class Recovering:
             self._note(self._ledger.submitted(method, digest))
             number = len(self._ledger.entries)
             self._look_back(number, method, digest)
-            call = self._open[number] = _Submitted(number, budget, self._overdrawn)
+            call = self._open[number] = Submitted(number, budget, self._overdrawn)
             self._kept.spool.keep(number, (method, args, kwargs))
             if self._state == "live":
                 try:
                     # What bounds the call for its caller is its budget; what is sent may outlive it.
                     run_within(None, self._send, call)
                 except BaseException as error:
-                    self._end(call)
-                    self._note(self._ledger.failed(number, _said(error)))
-                    raise
+                    if not is_about_the_client(error):
+                        self._end(call)
+                        self._note(self._ledger.failed(number, said(error)))
+                        raise
+                    self._fence(error)
             elif self._state == "fenced":
                 self._start("recovering")
             return call.promise
 
-    def _overdrawn(self, call: _Submitted) -> None:
+    def _overdrawn(self, call: Submitted) -> None:
         self._later(partial(self._cut, call))
 
-    def _cut(self, call: _Submitted) -> None:
+    def _cut(self, call: Submitted) -> None:
         """Ends a call whose caller's budget is spent. It is not to be part of what is trained, and may be already."""
         budget = call.budget
         assert budget is not None
@@ -273,7 +181,7 @@ class Recovering:
                 kind, owner=budget.name, budget_s=budget.seconds, elapsed_s=clock.monotonic() - call.sent_at,
                 method=f"TrainingClient.{method}", submission="indeterminate",
             )  # fmt: skip
-            self._note(self._ledger.failed(call.number, _said(error)))
+            self._note(self._ledger.failed(call.number, said(error)))
             self._end(call)
             self._fence(error)
         call.promise.set_exception(error)
@@ -287,7 +195,7 @@ class Recovering:
         self._replayed = number
         entry, promise = self._ledger.entry(number), Promise()
         if entry.state == "failed":
-            promise.set_exception(RuntimeError(f"call {number} ({method}) failed in the process before this one as well"))
+            promise.set_exception(RuntimeError(f"call {number} ({method}) failed in the process before this one"))
             return promise
         try:
             promise.set_result(self._kept.answer_of(entry))
@@ -307,43 +215,66 @@ class Recovering:
             )  # fmt: skip
             self._ledger.former = []
 
-    def _send(self, call: _Submitted) -> None:
+    def _send(self, call: Submitted) -> None:
         """Sends an open call to the client in use, and a checkpoint's save before or after it where one is due."""
         method, args, kwargs = self._kept.spool[call.number]
         if self._needs_base and method not in _LOADS:
             self._needs_base = False
             self._save(Checkpoint(call.number - 1, 0, ""))
         call.sent_at = clock.monotonic()
-        future = _standard(getattr(self.client, method)(*args, **kwargs))
+        future = standard(getattr(self.client, method)(*args, **kwargs))
         future.add_done_callback(partial(self._ended, self._generation, call))
         if method == _STEP:
             step = self._ledger.entry(call.number).step
             if step - self._saved_step >= self._kept.spacing().steps and not self._saves_refused:
                 self._save(Checkpoint(call.number, step, ""))
 
-    def _ended(self, generation: int, call: _Submitted, future: Future[Any]) -> None:
+    def _ended(self, generation: int, call: Submitted, future: Future[Any]) -> None:
         # On the SDK's loop, most of the time: writing waits.
         self._later(partial(self._take, generation, call, future))
 
-    def _take(self, generation: int, call: _Submitted, future: Future[Any]) -> None:
+    def _take(self, generation: int, call: Submitted, future: Future[Any]) -> None:
         """Takes in how a call ended."""
+        error = error_of(future)
+        found = self._look_up(generation, call, error) if error is not None else future.result()
         with self._lock:
             if generation != self._generation or call.number not in self._open:
                 return
-            error = _error_of(future)
-            if error is None:
-                result = self._confirm(call, future.result())
+            if error is None or found is not None:
+                result = self._confirm(call, found)
                 tell = partial(call.promise.set_result, result)
-            elif not self._says_nothing(error, call.blamed):
+            elif self._taken_name(call, error) or not is_about_the_client(error, call.blamed):
                 tell = partial(call.promise.set_exception, error)
                 self._fail(call, error)
             else:
                 call.blamed += 1
-                self._fence(error)
+                self._fence(error, getattr(error, "elapsed_s", clock.monotonic() - call.sent_at))
                 return
         tell()
 
-    def _confirm(self, call: _Submitted, result: Any) -> Any:
+    def _look_up(self, generation: int, call: Submitted, error: BaseException) -> Any:
+        """The answer of a save that failed or expired, and landed all the same; else `None`."""
+        with self._lock:
+            if generation != self._generation or call.number not in self._open:
+                return None
+            method, name = self._saves_as(call)
+            if not name or self._taken_name(call, error):
+                return None
+            client = self.client
+        if getattr(error, "status_code", None) != 409 and not isinstance(error, DeadlineExpiry):
+            return None
+        return landed(client, method, name)
+
+    def _saves_as(self, call: Submitted) -> tuple[str, str]:
+        """The method of a call, and the name that it saves under; "" where it saves nothing."""
+        arguments = self._kept.spool[call.number]
+        return arguments[0], saved_name(arguments)
+
+    def _taken_name(self, call: Submitted, error: BaseException) -> bool:
+        """Whether a save is refused because its name was used before, which is the caller's to know."""
+        return getattr(error, "status_code", None) == 409 and self._saves_as(call) in self._saved_names
+
+    def _confirm(self, call: Submitted, result: Any) -> Any:
         entry = self._ledger.entry(call.number)
         kept = self._kept
         kept_text = kept.text_of(result)
@@ -355,7 +286,9 @@ class Recovering:
             self._step_ended_at = now
         args = kept.spool[call.number]
         self._note(self._ledger.confirmed(call.number, kept_text))
-        if entry.method == _SAVE and self._ledger.at_rest(call.number) and _lasts(args):
+        if entry.method in SAVES:
+            self._saved_names.add(self._saves_as(call))
+        if entry.method == _SAVE and self._ledger.at_rest(call.number) and lasts(args):
             self._reached(Checkpoint(call.number, self._step_of(call.number), result.path))
         if not entry.changes:
             kept.spool.drop(call.number)
@@ -365,31 +298,18 @@ class Recovering:
         self._let_go()
         return result
 
-    def _fail(self, call: _Submitted, error: BaseException) -> None:
-        self._note(self._ledger.failed(call.number, _said(error)))
+    def _fail(self, call: Submitted, error: BaseException) -> None:
+        self._note(self._ledger.failed(call.number, said(error)))
         self._end(call)
         if call.blamed:
             self._fence(error)  # it may be executed yet, and is not to be part of what is trained
 
-    def _end(self, call: _Submitted, *, keep: bool = False) -> None:
+    def _end(self, call: Submitted, *, keep: bool = False) -> None:
         self._open.pop(call.number, None)
         if call.alarm is not None:
             timer.take_back(call.alarm)
         if not keep:
             self._kept.spool.drop(call.number)
-
-    @staticmethod
-    def _says_nothing(error: BaseException, blamed: int = 0) -> bool:
-        """Whether an error is about the service or the client rather than about the call."""
-        if blamed + 1 >= limits.RECOVERIES_FOR_ONE:
-            return False  # whatever it says: each time it was sent, it took the client with it
-        if isinstance(error, (DeadlineExpiry, CancelledError)) or is_capacity_error(error):
-            return True
-        status = getattr(error, "status_code", None)
-        if status in _GONE:
-            return True
-        # What the SDK says of a client of which an earlier call failed.
-        return type(error) is RuntimeError and "poisoned" in str(error)
 
     # Checkpoints --------------------------------------------------------------------------------------------------
 
@@ -398,7 +318,7 @@ class Recovering:
         name = f"deadlines-{self._generation}-{at.step}-{at.after}"
         sent_at = clock.monotonic()
         try:
-            future = _standard(self.client.save_state(name, ttl_seconds=limits.CHECKPOINT_TTL_S))
+            future = standard(self.client.save_state(name, ttl_seconds=limits.CHECKPOINT_TTL_S))
         except Exception as error:
             log.warning("no checkpoint could be taken: %s: %s", type(error).__name__, error)
             return
@@ -408,7 +328,7 @@ class Recovering:
 
     def _saved(self, generation: int, at: Checkpoint, sent_at: float, future: Future[Any]) -> None:
         with self._lock:
-            error = _error_of(future)
+            error = error_of(future)
             if generation != self._generation:
                 return
             if error is None:
@@ -417,7 +337,7 @@ class Recovering:
                 self._ours.append(path)
                 self._reached(at._replace(path=path))
                 self._let_go()
-            elif self._says_nothing(error):
+            elif is_about_the_client(error):
                 self._fence(error)
             else:
                 self._saves_refused = True
@@ -452,13 +372,19 @@ class Recovering:
 
     # Recovery -------------------------------------------------------------------------------------------------------
 
-    def _fence(self, cause: BaseException) -> None:
-        """Gives the client in use up, and begins to make another when a call waits for one."""
+    def _fence(self, cause: BaseException, noticed_s: float = 0.0) -> None:
+        """Gives the client in use up, and begins to make another when a call waits for one.
+
+        Args:
+            cause: What is wrong with it.
+            noticed_s: Seconds for which a call had waited by then.
+        """
         if self._state != "live":
             return
         self._generation += 1
-        self._note(self._ledger.fenced(_said(cause)))
-        log.warning("a training client is given up: %s", _said(cause))
+        self._note(self._ledger.fenced(said(cause)))
+        self._lost = Lost(noticed_s, 0.0, 0.0)
+        log.warning("a training client is given up: %s", said(cause))
         watcher.tell("fenced", cause=type(cause).__name__, open=len(self._open))
         self._state = "fenced"
         if self._open:
@@ -466,12 +392,11 @@ class Recovering:
 
     def _start(self, state: str) -> None:
         self._state = state
-        thread = threading.Thread(target=self._recover, name="tinker-deadlines-recovery", daemon=True)
-        run_within(None, thread.start)
+        on_thread(self._recover)
 
     def _recover(self) -> None:
-        began = clock.monotonic()
-        waits = tenacity.wait_exponential_jitter(initial=limits.RECOVERY_WAIT_S, max=limits.RECOVERY_WAIT_MOST_S)
+        first_s = limits.RECOVERY_WAIT_S
+        waits = tenacity.wait_exponential_jitter(initial=first_s, max=limits.RECOVERY_WAIT_MOST_S, jitter=first_s)
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(limits.RECOVERY_ATTEMPTS)
             | tenacity.stop_after_delay(limits.RECOVERY_LIMIT_S),
@@ -485,22 +410,30 @@ class Recovering:
         except BaseException as error:
             self._give_up(error, retrying.statistics.get("attempt_number", 1))
             return
-        took_s = clock.monotonic() - began
+        lost, step = self._lost, self._restored.step
         log.warning(
-            "training goes on after %.1f s: step %d restored, %d calls made again", took_s, self._restored.step, replayed
-        )
-        watcher.tell("recovered", seconds=took_s, step=self._restored.step, replayed=replayed)
+            "training goes on: noticed after %.1f s, step %d restored in %.1f s, %d calls made again in %.1f s",
+            lost.noticed_s, step, lost.restored_s, replayed, lost.replayed_s,
+        )  # fmt: skip
+        watcher.tell("recovered", step=step, replayed=replayed, **lost._asdict())
 
     def _attempt(self) -> int:
         """Makes a client, brings it to where the ledger stands, and puts it into use; returns the calls made again."""
+        began = clock.monotonic()
         replayed = self._bring_up()
+        done = clock.monotonic()
         with self._lock:
+            self._lost = self._lost._replace(restored_s=self._made_at - began, replayed_s=done - self._made_at)
             self._note(self._ledger.recovered())
             self._state = "live"
             for call in sorted(self._open.values(), key=lambda each: each.number):
                 try:
                     self._send(call)
                 except Exception as error:
+                    if is_about_the_client(error, call.blamed):
+                        call.blamed += 1
+                        self._fence(error)
+                        break
                     self._fail(call, error)
                     self._later(partial(call.promise.set_exception, error))
         return replayed
@@ -512,13 +445,14 @@ class Recovering:
                 break
             at = checkpoint or Checkpoint(0, 0, "")
             try:
-                service, client = remade(self._place, self._making, at.path)
+                service, client = remade(place_of(self.client), self._making, at.path)
             except Exception as error:
                 failure = failure or error
                 if getattr(error, "status_code", None) not in (400, 404, 410) or checkpoint is None:
                     raise
                 log.warning("the checkpoint of step %d cannot be restored: %s", at.step, error)
                 continue
+            self._made_at = clock.monotonic()
             try:
                 count = self._replay(client, at.after)
             except BaseException:
@@ -534,6 +468,7 @@ class Recovering:
         with self._lock:
             former, self._service = self._service, service
             self.client, self._restored = client, at
+            self._saved_names = set()
             self._generation += 1
             self._saved_step = at.step
         if former is not None:
@@ -545,7 +480,7 @@ class Recovering:
         waiting: deque[Future[Any]] = deque()
         for entry in again:
             method, args, kwargs = self._kept.spool[entry.number]
-            waiting.append(_standard(getattr(client, method)(*args, **kwargs)))
+            waiting.append(standard(getattr(client, method)(*args, **kwargs)))
             if len(waiting) >= limits.REPLAYED_AT_ONCE:
                 waiting.popleft().result()
         for future in waiting:
@@ -574,7 +509,7 @@ class Recovering:
             if self._draining:
                 return
             self._draining = True
-        workers.start(_Drain(self._drain))
+        on_worker(self._drain)
 
     def _drain(self) -> None:
         while True:
@@ -599,6 +534,17 @@ class Recovering:
         self._kept.close()
 
 
+def on_thread(run: Callable[[], None]) -> None:
+    """Runs what may take long, outside of every budget."""
+    thread = threading.Thread(target=run, name="tinker-deadlines-recovery", daemon=True)
+    run_within(None, thread.start)
+
+
+def on_worker(run: Callable[[], None]) -> None:
+    """Runs what is short."""
+    workers.start(_Drain(run))
+
+
 class _Drain(Job):
     __slots__ = ("_run",)
 
@@ -614,8 +560,10 @@ class _Drain(Job):
 
 
 def _worth_another(error: BaseException) -> bool:
-    return isinstance(error, (DeadlineExpiry, CancelledError)) or is_capacity_error(error) or (
-        getattr(error, "status_code", None) in _GONE
+    return (
+        isinstance(error, (DeadlineExpiry, CancelledError))
+        or is_capacity_error(error)
+        or (getattr(error, "status_code", None) in GONE)
     )
 
 
@@ -623,41 +571,3 @@ def _say_attempt(state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
     wait_s = state.next_action.sleep if state.next_action is not None else 0.0
     log.warning("attempt %d to recover failed (%s); the next one in %.0f s", state.attempt_number, error, wait_s)
-
-
-def _standard(value: Any) -> Future[Any]:
-    """The standard future underneath what the SDK returned; done where it returned no future."""
-    inner = getattr(value, "future", None)
-    if callable(inner):
-        found: Future[Any] = inner()
-        return found
-    if isinstance(value, Future):
-        return value
-    done: Future[Any] = Future()
-    done.set_result(value)
-    return done
-
-
-def _error_of(future: Future[Any]) -> BaseException | None:
-    return CancelledError() if future.cancelled() else future.exception()
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
-
-
-def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, so that it is the same call however they are passed."""
-    try:
-        bound = inspect.signature(getattr(tinker.TrainingClient, method)).bind(None, *args, **kwargs)
-    except (TypeError, ValueError):
-        return {"args": args, **kwargs}
-    return dict(list(bound.arguments.items())[1:])
-
-
-def _lasts(call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether what a person saves can be counted on: it is neither overwritten nor gone within a day or so."""
-    method, args, kwargs = call
-    named = _named(method, args, kwargs)
-    ttl_s = named.get("ttl_seconds")
-    return not named.get("overwrite") and (ttl_s is None or ttl_s >= limits.CHECKPOINT_TTL_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tinker
 
+from tinker_deadlines.budgets import run_within
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.recovery.digest import digest_of
 from tinker_deadlines.sdk import hedge, private
@@ -71,7 +73,8 @@ def place_of(client: Any) -> Place:
     """Where the session of a training client is."""
     holder, session = private.holder_of(client), sessions.get(private.session_of(client))
     way = session.way if session is not None else None
-    return Place(way.origin if way is not None else None, private.key_of(holder), facts_of(client).options)
+    origin = way.origin if way is not None else None
+    return Place(private.address_of(holder) or origin, private.key_of(holder), facts_of(client).options)
 
 
 def remade(place: Place, making: Making | None, path: str) -> tuple[Any, Any]:
@@ -109,7 +112,15 @@ def _for_restoring(making: Making | None) -> dict[str, Any]:
 
 
 def finish(service: Any) -> None:
-    """Ends the session of a service client without waiting for it."""
+    """Ends the session of a service client without waiting for it.
+
+    On a thread of its own: to close a client blocks for as long as it is still connecting.
+    """
+    thread = threading.Thread(target=_finish, args=(service,), name="tinker-deadlines-finish", daemon=True)
+    run_within(None, thread.start)
+
+
+def _finish(service: Any) -> None:
     try:
         hedge.finish(service)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How is the answer of a training call kept? As text that gives back an equal object, and runs nothing when it is read."""
+"""How is the answer of a training call kept? As text that gives back an equal object and runs nothing when read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["as_text", "from_text"]
 _MODULES = ("tinker", "numpy")
 _NUMPY = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"})
 _BUILTINS = frozenset({"set", "frozenset", "bytearray", "complex"})
-_HARMLESS = frozenset({("collections", "OrderedDict"), ("_codecs", "encode"), ("copyreg", "_reconstructor"), ("builtins", "object")})
+_HARMLESS = frozenset(
+    {("collections", "OrderedDict"), ("_codecs", "encode"), ("copyreg", "_reconstructor"), ("builtins", "object")}
+)
 
 
 class _Reader(pickle.Unpickler):

@@ -12,12 +12,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import tinker
 
-from tinker_deadlines.calls import SAMPLING_KINDS, Call, TinkerCallKind, Work
-from tinker_deadlines.errors import DeadlineExpiry, ForkedProcessError
+from tinker_deadlines.calls import SAMPLING_KINDS, Call, TinkerCallKind, Work, board
+from tinker_deadlines.errors import DeadlineExpiry, FencedClientError, ForkedProcessError
 from tinker_deadlines.limits import CLOSE_LIMIT_S
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.policy import Limit, limit_for
@@ -135,6 +135,7 @@ class Bounder:
 
         Raises:
             ForkedProcessError: this is a forked child in which the SDK cannot work.
+            FencedClientError: it is not known what this training client has executed.
             BudgetExhaustedError: nothing is left of an enclosing budget.
             ValueError: the environment variable of the kind holds rubbish.
         """
@@ -158,10 +159,19 @@ class Bounder:
             source=Source(known, args, kwargs) if self.row.work is not None else None,
         )  # fmt: skip
         lane = _lane_of(client) if self.row.ordered else None
+        if lane is not None and lane.fence is not None:
+            self._refuse(call, lane.fence)
         if self.kind in SAMPLING_KINDS:
             allowance.call()
             return SDKFuture(call, budget, lane, None, self if not self.is_async else None)
         return SDKFuture(call, budget, lane, self._arrived(client, arguments))
+
+    def _refuse(self, call: Call, unknown: Any) -> NoReturn:
+        """Refuses a call of a client of which it is not known what it has executed."""
+        error = FencedClientError(self.label, unknown.exception())
+        board.begin(call)
+        board.end(call, "refused", error)
+        raise error
 
     def _arrived(self, client: Any, arguments: Argument) -> Callable[[Any], Any] | None:
         """What is done with a client that this call makes: its facts are noted, and it is guarded if its maker is.

@@ -40,6 +40,12 @@ class Display:
         if self._live is not None:
             self._live.start()
 
+    def say(self, sentence: str) -> None:
+        """Says something at once, unless nothing is shown while it runs."""
+        if self._summary != "if cut":
+            with contextlib.suppress(Exception):
+                stderr.say(f"tinker-deadlines: {sentence}\n")
+
     def stop_live(self) -> None:
         """Ends the live display and leaves the terminal as it was."""
         live, self._live = self._live, None

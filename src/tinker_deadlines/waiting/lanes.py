@@ -23,13 +23,30 @@ class Runner(Protocol):
 class Lane:
     """The calls of one training client, in the order of their submission; the clock of the first one runs."""
 
-    __slots__ = ("_lock", "_queue", "_running")
+    __slots__ = ("_fences", "_lock", "_queue", "_running")
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may submit a call while this thread submits one.
         self._lock = threading.RLock()
         self._queue: deque[Runner] = deque()
         self._running: Runner | None = None
+        # Calls that were given up and may or may not have been executed.
+        self._fences: list[Runner] = []
+
+    @property
+    def fence(self) -> Runner | None:
+        """The first call whose outcome is unknown: while there is one, nothing more may be sent."""
+        return self._fences[0] if self._fences else None
+
+    def fence_off(self, runner: Runner) -> None:
+        """Notes that the outcome of a call is unknown."""
+        self._fences.append(runner)
+
+    def lift(self, runner: Runner) -> None:
+        """Notes that the outcome of a call became known after all."""
+        with self._lock:
+            if runner in self._fences:
+                self._fences.remove(runner)
 
     def enter(self, runner: Runner) -> None:
         """Joins at the end; starts the runner's clock at once when it is alone."""
