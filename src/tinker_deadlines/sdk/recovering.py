@@ -8,6 +8,7 @@ makes another, restores the last confirmed checkpoint, makes the calls since the
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import deque
@@ -30,7 +31,7 @@ from tinker_deadlines.errors import (
 )
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.recovery.digest import digest_of
-from tinker_deadlines.recovery.ledger import Checkpoint, Event
+from tinker_deadlines.recovery.ledger import Checkpoint, Entry, Event
 from tinker_deadlines.sdk.kept import Kept
 from tinker_deadlines.sdk.remaking import Making, finish, place_of, remade
 from tinker_deadlines.sdk.saves import SAVES, landed
@@ -396,7 +397,9 @@ class Recovering:
 
     def _recover(self) -> None:
         first_s = limits.RECOVERY_WAIT_S
-        waits = tenacity.wait_exponential_jitter(initial=first_s, max=limits.RECOVERY_WAIT_MOST_S, jitter=first_s)
+        waits = tenacity.wait_exponential(multiplier=first_s, max=limits.RECOVERY_WAIT_MOST_S) + tenacity.wait_random(
+            0, first_s
+        )
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(limits.RECOVERY_ATTEMPTS)
             | tenacity.stop_after_delay(limits.RECOVERY_LIMIT_S),
@@ -426,17 +429,42 @@ class Recovering:
             self._lost = self._lost._replace(restored_s=self._made_at - began, replayed_s=done - self._made_at)
             self._note(self._ledger.recovered())
             self._state = "live"
-            for call in sorted(self._open.values(), key=lambda each: each.number):
-                try:
-                    self._send(call)
-                except Exception as error:
-                    if is_about_the_client(error, call.blamed):
-                        call.blamed += 1
-                        self._fence(error)
-                        break
-                    self._fail(call, error)
-                    self._later(partial(call.promise.set_exception, error))
+            # In their order: of two calls that were on their way, the second one's answer may have come alone.
+            for entry in self._ledger.lineage(self._restored.after):
+                if entry.number >= min(self._open, default=entry.number + 1) and not self._send_in_turn(entry):
+                    break
         return replayed
+
+    def _send_in_turn(self, entry: Entry) -> bool:
+        """Sends a call of the lineage to the new client; false if that one is given up already."""
+        call = self._open.get(entry.number)
+        try:
+            if call is None:
+                self._send_again(entry)
+            else:
+                self._send(call)
+        except Exception as error:
+            if call is None or is_about_the_client(error, call.blamed):
+                if call is not None:
+                    call.blamed += 1
+                self._fence(error)
+                return False
+            self._fail(call, error)
+            self._later(partial(call.promise.set_exception, error))
+        return True
+
+    def _send_again(self, entry: Entry) -> None:
+        """Sends a call whose caller has its answer."""
+        method, args, kwargs = self._kept.spool[entry.number]
+        future = standard(getattr(self.client, method)(*args, **kwargs))
+        generation = self._generation
+        future.add_done_callback(lambda ended: self._later(partial(self._sent_again, generation, ended)))
+
+    def _sent_again(self, generation: int, future: Future[Any]) -> None:
+        error = error_of(future)
+        with self._lock:
+            if error is not None and generation == self._generation:
+                self._fence(error)
 
     def _bring_up(self) -> int:
         failure: BaseException | None = None
@@ -475,8 +503,9 @@ class Recovering:
             finish(former)
 
     def _replay(self, client: Any, after: int) -> int:
-        """Makes the calls that are done, and not in the checkpoint, again on a client."""
-        again = [entry for entry in self._ledger.lineage(after) if entry.state == "confirmed"]
+        """Makes the calls that are done, and not in the checkpoint, again on a client, up to the first open one."""
+        lineage = self._ledger.lineage(after)
+        again = list(itertools.takewhile(lambda entry: entry.state == "confirmed", lineage))
         waiting: deque[Future[Any]] = deque()
         for entry in again:
             method, args, kwargs = self._kept.spool[entry.number]
