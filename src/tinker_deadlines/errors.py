@@ -450,6 +450,7 @@ _TRANSIENT_CLASSES = frozenset(
         "NetworkError",
         "RateLimitError",
         "RemoteProtocolError",
+        "RetryableException",  # what the SDK raises where the service forgot a request
         "SidecarError",
         "StreamingError",
         "Timeout",

@@ -161,7 +161,7 @@ def _kept_run(resume: str | None) -> str:
     missing = needs_extra("recovery", "tenacity", "platformdirs")
     if missing:
         raise RunError(missing)
-    run = resume if resume is not None else new_name()
+    run = resume or os.environ.get(RUN_VARIABLE) or new_name()
     if resume is not None:
         must_exist(resume)
     os.environ[RECOVER_VARIABLE], os.environ[RUN_VARIABLE] = "1", run

@@ -65,7 +65,7 @@ def _parts_of(value: Any) -> Mapping[str, Any]:
     """What an object is made of, without what is only kept with it for later."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    parts = getattr(value, "__dict__", None)
+    parts: Mapping[str, Any] | None = getattr(value, "__dict__", None)
     if parts is None:
         names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}

@@ -60,7 +60,8 @@ class Journal:
             return [], len(_MAGIC)
         if magic != _MAGIC:
             raise ValueError(f"{self.path} is no ledger of this version of tinker-deadlines; it is left alone")
-        events, at = [], len(_MAGIC)
+        events: list[tuple[int, Event]] = []
+        at = len(_MAGIC)
         while (found := _frame_at(self._fd, at, size)) is not None:
             event, after = found
             # Results are read again when they are asked for: a long run's do not fit into memory.

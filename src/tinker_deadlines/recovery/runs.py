@@ -166,7 +166,7 @@ def runs() -> list[str]:
 
 def ledgers_of(directory: Path) -> list[Path]:
     """The ledgers of a run, in the order in which their training clients were made."""
-    found = []
+    found: list[Path] = []
     while (path := directory / _LEDGER.format(len(found) + 1)).exists():
         found.append(path)
     return found

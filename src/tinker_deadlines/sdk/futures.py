@@ -105,7 +105,7 @@ class SDKFuture(BoundedFuture[T]):
 
     def _received(self, result: T) -> T:
         if self._arrived is not None and isinstance(result, _MADE_BY_CLIENTS):
-            return self._arrived(result)
+            result = self._arrived(result)
         return result
 
     def _end_early(self) -> None:

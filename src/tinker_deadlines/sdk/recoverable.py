@@ -119,9 +119,15 @@ def _check_making(run: str, kept: Kept, making: Making | None) -> None:
 
 
 def close() -> None:
-    """Ends the sessions that recovery began. While the interpreter ends, the SDK's loop still runs."""
-    for each in list(_living):
-        each.__dict__["_recovering"].close()
+    """Ends the sessions that recovery began, and the run. While the interpreter ends, the SDK's loop still runs."""
+    global _run
+    with _lock:
+        for each in list(_living):
+            each.__dict__["_recovering"].close()
+        _living.clear()
+        run, _run = _run, None
+    if run is not None:
+        run.close()
 
 
 atexit.register(close)

@@ -104,7 +104,7 @@ def remade(place: Place, making: Making | None, path: str) -> tuple[Any, Any]:
 
 
 def _for_restoring(making: Making | None) -> dict[str, Any]:
-    names = ("user_metadata", "optimizer")
+    names: tuple[str, ...] = ("user_metadata", "optimizer")
     if making is not None and "from_state" in making.method:
         names = (*names, "weights_access_token", "base_model")
     given = making.arguments if making is not None else {}

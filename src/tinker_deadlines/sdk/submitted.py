@@ -113,5 +113,8 @@ def is_about_the_client(error: BaseException, blamed: int = 0) -> bool:
         return False  # whatever it says: each time it was sent, it took the client with it
     if isinstance(error, (DeadlineExpiry, FencedClientError, CancelledError)) or is_capacity_error(error):
         return True
-    # The last is what the SDK says of a client of which an earlier call failed.
-    return getattr(error, "status_code", None) in GONE or (type(error) is RuntimeError and "poisoned" in str(error))
+    if getattr(error, "status_code", None) in GONE:
+        return True
+    # What the SDK says of a client of which an earlier call failed, and of a poll that was refused again and again.
+    words: dict[type[BaseException], str] = {RuntimeError: "poisoned", ValueError: "Error retrieving result"}
+    return type(error) in words and words[type(error)] in str(error)
