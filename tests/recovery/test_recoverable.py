@@ -215,6 +215,9 @@ def ran(
     )
 
 
+Done = subprocess.CompletedProcess[str]
+
+
 def losses_of(done: Done) -> list[str]:
     return re.findall(r"^loss \d+ (\S+)$", done.stdout, re.MULTILINE)
 
