@@ -1,8 +1,8 @@
 """What does installed mode add to the CPU that the SDK itself spends on a sample?
 
-Two processes make rounds of samples with 1,000 in flight at the same time, each against a lab in a process of its own:
-one with `install()`, one without, and then the other way round. What the machine does to one, it does to the other: a
-processor whose clock moves by a third within seconds, as a shared one does, would drown the difference otherwise.
+One process makes rounds of samples with 1,000 in flight, against a lab in a process of its own: without us, with us and
+nothing recorded, with everything, and the same backwards. A processor whose clock moves by a third within seconds, as a
+shared one does, then moves all three alike on average; each turn gives one ratio, and the median of them counts.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class Client:
         )
         self.hear()
 
+    def round(self, way: str) -> float:
+        """Has it make a round in one of the ways; returns CPU microseconds a sample."""
+        self.tell(way)
+        self.hear()
+        self.tell("go")
+        return float(self.hear())
+
     def tell(self, word: str) -> None:
         """Sends a line to it."""
         stdin: IO[str] | None = self._process.stdin
@@ -75,38 +82,37 @@ def _client(home: str) -> Iterator[Client]:
         lab.wait(timeout=10)
 
 
-def _round(clients: tuple[Client, Client], ways: tuple[str, str]) -> tuple[float, float]:
-    """One round of both at the same time: CPU microseconds a sample of each."""
-    for client, way in zip(clients, ways, strict=True):
-        client.tell(way)
-    for client in clients:
-        client.hear()
-    for client in clients:
-        client.tell("go")
-    first, second = (float(client.hear()) for client in clients)
-    return first, second
-
-
 class Cost(NamedTuple):
-    """Medians over pairs of rounds: CPU microseconds per sample, and the ratio to the SDK alone at the same time."""
+    """Medians over turns: CPU microseconds per sample, and the ratio to the SDK alone, with its quartiles."""
 
     cpu_us: float
     ratio: float
+    quartiles: tuple[float, float]
 
 
-def measure(way: str, rounds: int) -> tuple[Cost, Cost]:
-    """What a sample costs without us, and in one of our ways."""
-    plain, bounded, ratios = [], [], []
-    with tempfile.TemporaryDirectory() as home, _client(f"{home}/a") as one, _client(f"{home}/b") as other:
-        clients = (one, other)
-        _round(clients, (way, way))
-        for _ in range(rounds):
-            ours, theirs = _round(clients, (way, "plain"))
-            theirs_too, ours_too = _round(clients, ("plain", way))
-            plain += [theirs, theirs_too]
-            bounded += [ours, ours_too]
-            ratios.append((ours * ours_too / theirs / theirs_too) ** 0.5)
-    return Cost(statistics.median(plain), 1.0), Cost(statistics.median(bounded), statistics.median(ratios))
+WAYS = ("plain", "bounded", "installed")
+
+
+def measure(turns: int) -> dict[str, Cost]:
+    """What a sample costs in each way: without us, without a record, and with everything."""
+    cpu_us: dict[str, list[float]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as home, _client(home) as client:
+        for way in WAYS:
+            client.round(way)
+        for _ in range(turns):
+            for way in (*WAYS, *reversed(WAYS)):
+                cpu_us[way].append(client.round(way))
+    # A turn's two rounds of one way, as one.
+    by_turn = {
+        way: [(one * other) ** 0.5 for one, other in zip(found[::2], found[1::2], strict=True)]
+        for way, found in cpu_us.items()
+    }
+    costs = {}
+    for way, found in by_turn.items():
+        ratios = sorted(ours / alone for ours, alone in zip(found, by_turn["plain"], strict=True))
+        low, _, high = statistics.quantiles(ratios, n=4) if turns > 1 else (ratios[0],) * 3
+        costs[way] = Cost(statistics.median(found), statistics.median(ratios), (low, high))
+    return costs
 
 
 def serve(url: str) -> None:
@@ -138,23 +144,30 @@ def serve(url: str) -> None:
         tinker_deadlines.uninstall()
 
 
-def markdown(rounds: int) -> tuple[str, list[Bar]]:
-    """Measures against labs and shows it, with the bars that it must keep."""
-    alone, bounded = measure("bounded", rounds)
-    alone_too, recorded = measure("installed", rounds)
+def markdown(turns: int) -> tuple[str, list[Bar]]:
+    """Measures against a lab and shows it, with the bars that it must keep."""
+    costs = measure(turns)
+    bounded, recorded = costs["bounded"], costs["installed"]
     bars = [
         Bar("% of the SDK's own CPU that bounding adds", (bounded.ratio - 1) * 100, 3.0),
         Bar("% of it that bounding, learning and recording add", (recorded.ratio - 1) * 100, 3.9),
     ]
+    names = {
+        "plain": "the SDK alone",
+        "bounded": "**tinker-deadlines, nothing recorded**",
+        "installed": "**tinker-deadlines**",
+    }
     text = [
         "## Installed mode: CPU of a `sample` at 1,000 in flight",
         "",
-        "Two processes at the same time, one with and one without, and then the other way round.",
+        f"One process against one lab, in {turns} turns of each way there and back; ratios within a turn.",
         "",
-        "| way | CPU µs a sample | the SDK alone meanwhile |",
-        "| --- | ---: | ---: |",
-        f"| **tinker-deadlines, nothing recorded** | {bounded.cpu_us:.0f} | {alone.cpu_us:.0f} |",
-        f"| **tinker-deadlines** | {recorded.cpu_us:.0f} | {alone_too.cpu_us:.0f} |",
+        "| way | CPU µs a sample | ratio, median | quartiles |",
+        "| --- | ---: | ---: | ---: |",
+        *(
+            f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {cost.quartiles[0]:.3f} to {cost.quartiles[1]:.3f} |"
+            for way, cost in costs.items()
+        ),
         "",
         *(bar.line() for bar in bars),
         "",
