@@ -165,8 +165,9 @@ def markdown(turns: int) -> tuple[str, list[Bar]]:
         "| way | CPU µs a sample | ratio, median | quartiles |",
         "| --- | ---: | ---: | ---: |",
         *(
-            f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {cost.quartiles[0]:.3f} to {cost.quartiles[1]:.3f} |"
+            f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {low:.3f} to {high:.3f} |"
             for way, cost in costs.items()
+            for low, high in [cost.quartiles]
         ),
         "",
         *(bar.line() for bar in bars),
