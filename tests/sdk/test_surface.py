@@ -343,8 +343,8 @@ def test_a_session_answers_a_heartbeat_over_each_of_its_connections(lab: Lab, po
 def test_the_functions_of_private_are_the_ones_tested_here() -> None:
     """`sdk/private.py` offers nothing that this file does not test."""
     assert set(private.__all__) == {
-        "sdk_loop", "sdk_thread", "unpickling_module", "redirected", "base_model_of", "heartbeat", "holder_of", "key_of",
-        "options_of", "pools_of", "session_of",
+        "sdk_loop", "sdk_thread", "unpickling_module", "base_model_of", "heartbeat", "holder_of", "key_of",
+        "options_of", "pools_of", "redirected", "session_of",
     }  # fmt: skip
 
 
