@@ -2,7 +2,8 @@
 
 One process makes rounds of samples with 1,000 in flight, against a lab in a process of its own: without us, with us and
 nothing recorded, with everything, and the same backwards. A processor whose clock moves by a third within seconds, as a
-shared one does, then moves all three alike on average; each turn gives one ratio, and the median of them counts.
+shared one does, would drown the difference. The lab does the same work whoever asks, and what the machine does to one
+process it does to the other: what a round costs is counted in what it cost the lab in the same seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, NamedTuple
 
 from benchmarks.report import Bar
@@ -30,7 +32,8 @@ SETTLE_S = 1.2
 class Client:
     """A process that makes rounds of samples when it is told to."""
 
-    def __init__(self, url: str, home: str) -> None:
+    def __init__(self, url: str, lab: int, home: str) -> None:
+        self._lab = lab
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.installed", url],
             stdin=subprocess.PIPE,
@@ -40,12 +43,14 @@ class Client:
         )
         self.hear()
 
-    def round(self, way: str) -> float:
-        """Has it make a round in one of the ways; returns CPU microseconds a sample."""
+    def round(self, way: str) -> tuple[float, float]:
+        """Has it make a round in one of the ways; returns CPU microseconds a sample, and what they are of the lab's."""
         self.tell(way)
         self.hear()
+        before_s = cpu_s(self._lab)
         self.tell("go")
-        return float(self.hear())
+        cpu_us = float(self.hear())
+        return cpu_us, cpu_us / (cpu_s(self._lab) - before_s)
 
     def tell(self, word: str) -> None:
         """Sends a line to it."""
@@ -65,6 +70,12 @@ class Client:
         self._process.wait(timeout=10)
 
 
+def cpu_s(process: int) -> float:
+    """CPU seconds that the threads of a process have used."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+
 @contextlib.contextmanager
 def _client(home: str) -> Iterator[Client]:
     lab = subprocess.Popen(
@@ -72,7 +83,7 @@ def _client(home: str) -> Iterator[Client]:
     )
     try:
         assert lab.stdout is not None
-        client = Client(lab.stdout.readline().strip(), home)
+        client = Client(lab.stdout.readline().strip(), lab.pid, home)
         try:
             yield client
         finally:
@@ -83,36 +94,45 @@ def _client(home: str) -> Iterator[Client]:
 
 
 class Cost(NamedTuple):
-    """Medians over turns: CPU microseconds per sample, and the ratio to the SDK alone, with its quartiles."""
+    """Medians over rounds: CPU microseconds per sample, the ratio to the SDK alone, and the standard error of that."""
 
     cpu_us: float
     ratio: float
-    quartiles: tuple[float, float]
+    error: float
 
 
 WAYS = ("plain", "bounded", "installed")
+# The standard error of a median is larger than that of a mean by this, for errors that are normal.
+MEDIAN_ERROR = 1.2533
 
 
 def measure(turns: int) -> dict[str, Cost]:
     """What a sample costs in each way: without us, without a record, and with everything."""
-    cpu_us: dict[str, list[float]] = {way: [] for way in WAYS}
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as home, _client(home) as client:
         for way in WAYS:
             client.round(way)
         for _ in range(turns):
             for way in (*WAYS, *reversed(WAYS)):
-                cpu_us[way].append(client.round(way))
-    # A turn's two rounds of one way, as one.
-    by_turn = {
-        way: [(one * other) ** 0.5 for one, other in zip(found[::2], found[1::2], strict=True)]
-        for way, found in cpu_us.items()
+                found[way].append(client.round(way))
+    of_labs = {way: [of_lab for _, of_lab in rounds] for way, rounds in found.items()}
+    alone = statistics.median(of_labs["plain"])
+    # The middle half tells how wide it is: a round that another process disturbs says nothing.
+    errors = {way: _error(values) for way, values in of_labs.items()}
+    return {
+        way: Cost(
+            statistics.median(cpu_us for cpu_us, _ in rounds),
+            statistics.median(of_labs[way]) / alone,
+            0.0 if way == "plain" else (errors[way] ** 2 + errors["plain"] ** 2) ** 0.5,
+        )
+        for way, rounds in found.items()
     }
-    costs = {}
-    for way, found in by_turn.items():
-        ratios = sorted(ours / alone for ours, alone in zip(found, by_turn["plain"], strict=True))
-        low, _, high = statistics.quantiles(ratios, n=4) if turns > 1 else (ratios[0],) * 3
-        costs[way] = Cost(statistics.median(found), statistics.median(ratios), (low, high))
-    return costs
+
+
+def _error(values: list[float]) -> float:
+    """The relative standard error of the median, from the quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return MEDIAN_ERROR * (high - low) / 1.349 / middle / len(values) ** 0.5
 
 
 def serve(url: str) -> None:
@@ -160,15 +180,11 @@ def markdown(turns: int) -> tuple[str, list[Bar]]:
     text = [
         "## Installed mode: CPU of a `sample` at 1,000 in flight",
         "",
-        f"One process against one lab, in {turns} turns of each way there and back; ratios within a turn.",
+        f"One process against one lab, {2 * turns} rounds of each way in turn; a round's CPU is counted in the lab's.",
         "",
-        "| way | CPU µs a sample | ratio, median | quartiles |",
+        "| way | CPU µs a sample | ratio | standard error |",
         "| --- | ---: | ---: | ---: |",
-        *(
-            f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {low:.3f} to {high:.3f} |"
-            for way, cost in costs.items()
-            for low, high in [cost.quartiles]
-        ),
+        *(f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {cost.error:.3f} |" for way, cost in costs.items()),
         "",
         *(bar.line() for bar in bars),
         "",
