@@ -109,7 +109,7 @@ OTHERS = [error for errors in (CLIENTS, STOPPED, WALLS) for error, _ in errors.v
 
 @pytest.mark.parametrize("error, outcome, blame", CASES)
 def test_an_error_is_an_outcome_and_somebodys_fault(error: BaseException, outcome: Any, blame: Blame) -> None:
-    """Each kind of error has its outcome and its blame, whether it is raised by us, the SDK, a transport or a script."""
+    """Each kind of error has its outcome and its blame, whoever raised it: us, the SDK, a transport, a script."""
     assert (episode_outcome(error), blame_of(error)) == (outcome, blame)
 
 
@@ -127,7 +127,7 @@ def test_three_outcomes_are_the_agents() -> None:
 @pytest.mark.parametrize("ask", [trainable, blame_of])
 def test_a_word_that_is_no_outcome_is_an_error(ask: Any) -> None:
     """A typing error would otherwise mask an episode, or count it, in silence."""
-    with pytest.raises(ValueError, match="'infra_timout' is not an outcome .* infra_timeout"):
+    with pytest.raises(ValueError, match=r"'infra_timout' is not an outcome .* infra_timeout"):
         ask("infra_timout")
 
 
@@ -190,7 +190,7 @@ def test_a_wall_reached_while_an_expiry_was_handled_is_not_the_agents() -> None:
             except DeadlineExpiry:
                 if suppressed:
                     raise wall() from None
-                raise wall()
+                raise wall()  # noqa: B904 - the point
         except BudgetExhaustedError as error:
             return error
 

@@ -24,8 +24,8 @@ def test_both_rates_and_the_reason_are_said() -> None:
     assert (score.score, score.attrition) == (pytest.approx(40 / 85), 0.12)
     assert (score.valid, score.total, score.passed) == (85, 100, False)
     assert str(score) == (
-        "score 0.4706 over 85 of 100 episodes, infrastructure attrition 12 %; not passed: 85 % are valid, at least 90 % "
-        "must be; the others: 3 client_error, 12 infra_timeout"
+        "score 0.4706 over 85 of 100 episodes, infrastructure attrition 12 %; not passed: 85 % are valid, at least "
+        "90 % must be; the others: 3 client_error, 12 infra_timeout"
     )
 
 
