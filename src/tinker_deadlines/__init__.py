@@ -5,6 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tinker_deadlines.attribution import (
+    EpisodeOutcome,
+    OutcomePolicy,
+    blame_of,
+    episode_outcome,
+    expiry_by_length,
+    group_advantages,
+    score_episodes,
+    trainable,
+)
 from tinker_deadlines.budgets import Budget, episode, remaining_s
 from tinker_deadlines.calls import TinkerCallKind, Work
 from tinker_deadlines.errors import (
@@ -13,6 +23,7 @@ from tinker_deadlines.errors import (
     DeadlineExpiry,
     ForkedProcessError,
     TinkerDeadlineError,
+    UntrainableGroupError,
     is_capacity_error,
     outcome_for,
 )
@@ -36,26 +47,35 @@ __all__ = [
     "BudgetExhaustedError",
     "DeadlineExpiry",
     "DeadlineFuture",
+    "EpisodeOutcome",
     "ForkedProcessError",
     "Limit",
+    "OutcomePolicy",
     "Policy",
     "Sample",
     "StuckCallError",
     "TinkerCallKind",
     "TinkerDeadlineError",
+    "UntrainableGroupError",
     "Work",
     "await_with_deadline",
+    "blame_of",
     "call_with_deadline",
     "deadline_for",
     "env_var_for",
     "episode",
+    "episode_outcome",
+    "expiry_by_length",
     "explain",
+    "group_advantages",
     "guard",
     "install",
     "is_capacity_error",
     "outcome_for",
     "policy_named",
     "remaining_s",
+    "score_episodes",
+    "trainable",
     "uninstall",
     "use_policy",
     "wait_with_deadline",

@@ -157,6 +157,15 @@ class Traffic:
         """Seconds for which the service has paused the call until `now`."""
         return self.paused_before_s + (now - self.paused_at if self.paused else 0.0)
 
+    def silent_s(self, now: float) -> float | None:
+        """Seconds until an instant without a sign that the service works on this very call; `None`: not to be told.
+
+        A call that was submitted and is not polled for itself has its session's polls, of which nothing stands here.
+        """
+        if self.alive_at is None:
+            return now - self.sent_at
+        return now - self.alive_at if self.polls else None
+
     def evidence(self, now: float) -> tuple[str, ...]:
         """Sentences on the traffic, as of an instant."""
         age_s = now - self.last_at

@@ -8,8 +8,9 @@ The error model, before the classes:
    `StuckCallError` inside a script that does not know us, a `tinker.APIConnectionError` and on purpose not a
    `TimeoutError`, which scripts take for an episode that ended or score as a reward of 0. Both are
    `DeadlineExpiry`, carry the same facts, and read as transient: the infrastructure's fault, `blame` is "call".
-3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget"; it is
-   no `TimeoutError`, does not say the words that retry loops look for, and is never retried.
+3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget", but where
+   the call that it cut was dead or held up by the service; it is no `TimeoutError`, does not say the words that retry
+   loops look for, and is never retried.
 4. **We refuse** before anything is sent: `AbandonedCallsError` when too many threads are stuck already,
    `ForkedProcessError` in a forked child where the SDK cannot work.
 
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from tinker_deadlines.calls import TRAINING_KINDS, TinkerCallKind, Verdict
-from tinker_deadlines.limits import env_var_for
+from tinker_deadlines.limits import ALIVE_S, env_var_for
 
 __all__ = [
     "AbandonedCallsError",
@@ -36,6 +37,7 @@ __all__ = [
     "Late",
     "Submission",
     "TinkerDeadlineError",
+    "UntrainableGroupError",
     "is_capacity_error",
     "outcome_for",
 ]
@@ -52,6 +54,9 @@ _BLAME: dict[Verdict | None, Blame] = {
     "local": "loop",
     "input-dependent failure": "caller",
 }
+
+# A wall that cuts a call of which nothing is known, or which is only slow, is the episode's own.
+_OWN_WALL: frozenset[Verdict | None] = frozenset({None, "slow", "behind earlier calls", "input-dependent failure"})
 
 Submission = Literal["not sent", "sent", "indeterminate"]
 
@@ -222,12 +227,14 @@ class BudgetExhaustedError(_FactsError):
         method: The SDK's method, where it is known.
         submission: What is known of the work: "not sent", "sent" or "indeterminate".
         evidence: Sentences on what was seen of the call.
-        blame: "budget".
+        verdict: What was found out about the call by then, such as "outage"; `None` where nothing was.
+        silent_s: Seconds since the service last showed that it worked on the call; `None` where that is not known.
         late: Where a late result may still be collected; `None` where it cannot.
     """
 
-    blame: Blame = "budget"
-    _facts = ("kind", "owner", "budget_s", "elapsed_s", "method", "submission", "evidence", "late")
+    _facts = (
+        "kind", "owner", "budget_s", "elapsed_s", "method", "submission", "evidence", "verdict", "silent_s", "late",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -239,6 +246,8 @@ class BudgetExhaustedError(_FactsError):
         method: str = "",
         submission: Submission = "not sent",
         evidence: tuple[str, ...] = (),
+        verdict: Verdict | None = None,
+        silent_s: float | None = None,
         late: Late | None = None,
     ) -> None:
         self.kind = kind
@@ -248,6 +257,8 @@ class BudgetExhaustedError(_FactsError):
         self.method = method
         self.submission: Submission = submission
         self.evidence = evidence
+        self.verdict = verdict
+        self.silent_s = silent_s
         self.late = late
 
     @property
@@ -255,14 +266,21 @@ class BudgetExhaustedError(_FactsError):
         """True when the service may have executed the call, so that repeating it may execute it twice."""
         return self.submission == "indeterminate"
 
+    @property
+    def blame(self) -> Blame:
+        """Whose fault it is: the "budget"'s, unless the call that it cut was dead or held up by the service."""
+        if self.verdict not in _OWN_WALL:
+            return _BLAME.get(self.verdict, "call")
+        return "call" if self.silent_s is not None and self.silent_s > ALIVE_S else "budget"
+
     def _message(self) -> str:
         name = f" ({self.method})" if self.method else ""
+        whose = ", not a failure of the service" if self.blame == "budget" else ""
         what = "was not sent" if self.submission == "not sent" else f"was cut after {self.elapsed_s:.1f} s"
         evidence = "".join(f"{sentence} " for sentence in self.evidence)
         return (
             f"The budget {self.owner!r} of {self.budget_s:.1f} s is spent: the Tinker call {self.kind}{name} {what}. "
-            f"{evidence}This is the wall around the call, not a failure of the service; trying again inside it cannot "
-            "succeed."
+            f"{evidence}This is the wall around the call{whose}; trying again inside it cannot succeed."
         )
 
 
@@ -277,6 +295,7 @@ class AbandonedCallsError(_FactsError):
         most: The most that are allowed.
     """
 
+    blame: Blame = "call"
     _facts = ("abandoned", "most")
 
     def __init__(self, abandoned: int, most: int) -> None:
@@ -302,6 +321,7 @@ class ForkedProcessError(_FactsError):
         what: The call that was refused.
     """
 
+    blame: Blame = "caller"
     _facts = ("what",)
 
     def __init__(self, what: str) -> None:
@@ -317,6 +337,34 @@ class ForkedProcessError(_FactsError):
 
 for _error in (TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry):
     _error.__module__ = "tinker_deadlines"
+
+
+class UntrainableGroupError(_FactsError):
+    """Episodes of a group were cut or failed, and the outcome policy "error" makes no advantages of such a group.
+
+    Cause: the outcomes that the message counts. Consequence: the group has no advantages, those of its episodes that
+    ended well neither. Remedy: play the group again with fresh environments, or choose the policy "mask" or "truncate".
+
+    Attributes:
+        outcomes: How the episodes of the group ended, in their order.
+    """
+
+    blame: Blame = "caller"
+    _facts = ("outcomes",)
+
+    def __init__(self, outcomes: Sequence[str]) -> None:
+        self.outcomes = tuple(outcomes)
+
+    def _message(self) -> str:
+        counts = ", ".join(f"{self.outcomes.count(one)} {one}" for one in sorted(set(self.outcomes)))
+        return (
+            f"A group of {len(self.outcomes)} episodes ended as {counts}, and the outcome policy 'error' makes no "
+            "advantages of a group with episodes that were cut or failed. Play the group again with fresh "
+            "environments, or choose the policy 'mask' or 'truncate'."
+        )
+
+
+UntrainableGroupError.__module__ = "tinker_deadlines"
 
 # Classification ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from tinker_deadlines.calls import KINDS, TinkerCallKind
 
 __all__ = [
+    "ADVANTAGE_EPSILON",
     "ALIVE_S",
     "ASK_EVERY_S",
     "ASK_FROM_S",
@@ -44,6 +45,10 @@ __all__ = [
     "LEARN_BACKLOG",
     "LEAST_COMPLETED",
     "LEAST_EXIT_GRACE_S",
+    "LEAST_EXPECTED",
+    "LEAST_VALID",
+    "LENGTH_BINS",
+    "LENGTH_TREND_Z",
     "LIMITS_KEPT",
     "LINE_EVERY_S",
     "LOAD_BY_CHANCE",
@@ -447,6 +452,28 @@ KILL_SHARE = 0.01
 
 # The simple rule beside all this: so many times the work-scaled 99th percentile.
 P99_FACTOR = 3.0
+
+# What an episode is worth ---------------------------------------------------------------------------------------------
+# None of these are seconds.
+
+# Added to the standard deviation of a group's rewards before they are divided by it, as TRL's GRPO trainer does:
+# rewards that differ by rounding alone are not blown up to advantages of 1. Equal rewards have none in any case.
+ADVANTAGE_EPSILON = 1e-4
+
+# A share: a score over fewer valid episodes than this is not accepted. With a tenth missing, the mean over the rest is
+# off by at most a tenth of the range of rewards, whatever those that are missing would have got. Where in that range
+# one draws the line is arbitrary; a stricter evaluation passes its own.
+LEAST_VALID = 0.9
+
+# Counts: episodes are put into so many bins of equal size by their length; no trend is reckoned where fewer expiries,
+# or fewer episodes that did not expire, would be expected in either half: Cochran's rule for tests that rest on a
+# normal law.
+LENGTH_BINS = 10
+LEAST_EXPECTED = 5
+
+# Standard deviations: from here on the rate of expiry is said to rise with length. By chance that comes once in 740
+# looks, and a long run is looked at often.
+LENGTH_TREND_Z = 3.0
 
 _ENV_VARS: dict[TinkerCallKind, str] = {kind: DEADLINE_ENV_PREFIX + kind.upper() for kind in KINDS}
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tinker_deadlines import clock
+from tinker_deadlines.attribution import blame_of
 from tinker_deadlines.calls import Call, Ended, Outcome, Work
-from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry, outcome_for
+from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry
 from tinker_deadlines.record.privacy import clean, exchange_word, facts_of, model_word, number
 
 __all__ = ["Noted", "Origin", "Reported", "Utc", "note", "note_pending", "rows_of", "utc"]
@@ -65,8 +66,7 @@ def note(ended: Ended) -> Noted:
             error.submission,
             getattr(error, "evidence", call.findings),
         )
-    blame = "service" if outcome_for(error) == "capacity_error" else "caller"
-    return Noted(call, outcome, elapsed_s, clock.monotonic(), kind, blame)
+    return Noted(call, outcome, elapsed_s, clock.monotonic(), kind, blame_of(error))
 
 
 def note_pending(call: Call) -> Noted:
