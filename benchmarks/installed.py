@@ -1,8 +1,9 @@
 """What does installed mode add to the CPU that the SDK itself spends on a sample?
 
-Two processes make rounds of samples with 1,000 in flight at the same time, each against a lab in a process of its own:
-one with `install()`, one without, and then the other way round. What the machine does to one, it does to the other: a
-processor whose clock moves by a third within seconds, as a shared one does, would drown the difference otherwise.
+One process makes rounds of samples with 1,000 in flight, against a lab in a process of its own: without us, with us and
+nothing recorded, with everything, and the same backwards. A processor whose clock moves by a third within seconds, as a
+shared one does, would drown the difference. The lab does the same work whoever asks, and what the machine does to one
+process it does to the other: what a round costs is counted in what it cost the lab in the same seconds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, NamedTuple
 
 from benchmarks.report import Bar
@@ -30,7 +32,8 @@ SETTLE_S = 1.2
 class Client:
     """A process that makes rounds of samples when it is told to."""
 
-    def __init__(self, url: str, home: str) -> None:
+    def __init__(self, url: str, lab: int, home: str) -> None:
+        self._lab = lab
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.installed", url],
             stdin=subprocess.PIPE,
@@ -39,6 +42,15 @@ class Client:
             env={**os.environ, "TINKER_TELEMETRY": "0", "TINKER_DEADLINES_HOME": home},
         )
         self.hear()
+
+    def round(self, way: str) -> tuple[float, float]:
+        """Has it make a round in one of the ways; returns CPU microseconds a sample, and what they are of the lab's."""
+        self.tell(way)
+        self.hear()
+        before_s = cpu_s(self._lab)
+        self.tell("go")
+        cpu_us = float(self.hear())
+        return cpu_us, cpu_us / (cpu_s(self._lab) - before_s)
 
     def tell(self, word: str) -> None:
         """Sends a line to it."""
@@ -58,6 +70,12 @@ class Client:
         self._process.wait(timeout=10)
 
 
+def cpu_s(process: int) -> float:
+    """CPU seconds that the threads of a process have used."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+
 @contextlib.contextmanager
 def _client(home: str) -> Iterator[Client]:
     lab = subprocess.Popen(
@@ -65,7 +83,7 @@ def _client(home: str) -> Iterator[Client]:
     )
     try:
         assert lab.stdout is not None
-        client = Client(lab.stdout.readline().strip(), home)
+        client = Client(lab.stdout.readline().strip(), lab.pid, home)
         try:
             yield client
         finally:
@@ -75,38 +93,46 @@ def _client(home: str) -> Iterator[Client]:
         lab.wait(timeout=10)
 
 
-def _round(clients: tuple[Client, Client], ways: tuple[str, str]) -> tuple[float, float]:
-    """One round of both at the same time: CPU microseconds a sample of each."""
-    for client, way in zip(clients, ways, strict=True):
-        client.tell(way)
-    for client in clients:
-        client.hear()
-    for client in clients:
-        client.tell("go")
-    first, second = (float(client.hear()) for client in clients)
-    return first, second
-
-
 class Cost(NamedTuple):
-    """Medians over pairs of rounds: CPU microseconds per sample, and the ratio to the SDK alone at the same time."""
+    """Medians over rounds: CPU microseconds per sample, the ratio to the SDK alone, and the standard error of that."""
 
     cpu_us: float
     ratio: float
+    error: float
 
 
-def measure(way: str, rounds: int) -> tuple[Cost, Cost]:
-    """What a sample costs without us, and in one of our ways."""
-    plain, bounded, ratios = [], [], []
-    with tempfile.TemporaryDirectory() as home, _client(f"{home}/a") as one, _client(f"{home}/b") as other:
-        clients = (one, other)
-        _round(clients, (way, way))
-        for _ in range(rounds):
-            ours, theirs = _round(clients, (way, "plain"))
-            theirs_too, ours_too = _round(clients, ("plain", way))
-            plain += [theirs, theirs_too]
-            bounded += [ours, ours_too]
-            ratios.append((ours * ours_too / theirs / theirs_too) ** 0.5)
-    return Cost(statistics.median(plain), 1.0), Cost(statistics.median(bounded), statistics.median(ratios))
+WAYS = ("plain", "bounded", "installed")
+# The standard error of a median is larger than that of a mean by this, for errors that are normal.
+MEDIAN_ERROR = 1.2533
+
+
+def measure(turns: int) -> dict[str, Cost]:
+    """What a sample costs in each way: without us, without a record, and with everything."""
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as home, _client(home) as client:
+        for way in WAYS:
+            client.round(way)
+        for _ in range(turns):
+            for way in (*WAYS, *reversed(WAYS)):
+                found[way].append(client.round(way))
+    of_labs = {way: [of_lab for _, of_lab in rounds] for way, rounds in found.items()}
+    alone = statistics.median(of_labs["plain"])
+    # The middle half tells how wide it is: a round that another process disturbs says nothing.
+    errors = {way: _error(values) for way, values in of_labs.items()}
+    return {
+        way: Cost(
+            statistics.median(cpu_us for cpu_us, _ in rounds),
+            statistics.median(of_labs[way]) / alone,
+            0.0 if way == "plain" else (errors[way] ** 2 + errors["plain"] ** 2) ** 0.5,
+        )
+        for way, rounds in found.items()
+    }
+
+
+def _error(values: list[float]) -> float:
+    """The relative standard error of the median, from the quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return MEDIAN_ERROR * (high - low) / 1.349 / middle / len(values) ** 0.5
 
 
 def serve(url: str) -> None:
@@ -138,23 +164,27 @@ def serve(url: str) -> None:
         tinker_deadlines.uninstall()
 
 
-def markdown(rounds: int) -> tuple[str, list[Bar]]:
-    """Measures against labs and shows it, with the bars that it must keep."""
-    alone, bounded = measure("bounded", rounds)
-    alone_too, recorded = measure("installed", rounds)
+def markdown(turns: int) -> tuple[str, list[Bar]]:
+    """Measures against a lab and shows it, with the bars that it must keep."""
+    costs = measure(turns)
+    bounded, recorded = costs["bounded"], costs["installed"]
     bars = [
         Bar("% of the SDK's own CPU that bounding adds", (bounded.ratio - 1) * 100, 3.0),
         Bar("% of it that bounding, learning and recording add", (recorded.ratio - 1) * 100, 3.9),
     ]
+    names = {
+        "plain": "the SDK alone",
+        "bounded": "**tinker-deadlines, nothing recorded**",
+        "installed": "**tinker-deadlines**",
+    }
     text = [
         "## Installed mode: CPU of a `sample` at 1,000 in flight",
         "",
-        "Two processes at the same time, one with and one without, and then the other way round.",
+        f"One process against one lab, {2 * turns} rounds of each way in turn; a round's CPU is counted in the lab's.",
         "",
-        "| way | CPU µs a sample | the SDK alone meanwhile |",
-        "| --- | ---: | ---: |",
-        f"| **tinker-deadlines, nothing recorded** | {bounded.cpu_us:.0f} | {alone.cpu_us:.0f} |",
-        f"| **tinker-deadlines** | {recorded.cpu_us:.0f} | {alone_too.cpu_us:.0f} |",
+        "| way | CPU µs a sample | ratio | standard error |",
+        "| --- | ---: | ---: | ---: |",
+        *(f"| {names[way]} | {cost.cpu_us:.0f} | {cost.ratio:.3f} | {cost.error:.3f} |" for way, cost in costs.items()),
         "",
         *(bar.line() for bar in bars),
         "",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tinker_deadlines import Work
+from tinker_deadlines import BudgetExhaustedError, TinkerDeadlineError, Work, episode
 from tinker_deadlines.calls import KINDS, SAMPLING_KINDS, TRAINING_KINDS, Board, Call, Ended, Traffic
 from tinker_deadlines.testing import FakeClock
+from tinker_deadlines.waiting.limit import expiry_of
 
 
 def test_kinds_are_sorted_into_what_may_be_cancelled() -> None:
@@ -49,6 +51,44 @@ def test_a_call_tells_its_traffic() -> None:
         call.traffic.ended("asample 200")
         clock.advance(5)
         assert call.evidence(clock.monotonic()) == ("It had 1 HTTP exchange; the last, asample 200, ended 5.0 s ago.",)
+
+
+def test_a_call_tells_how_long_nothing_was_heard_of_it() -> None:
+    """Since it left, or since it was last answered; not where its session is polled for it, which says nothing here."""
+    with FakeClock(start=0) as clock:
+        traffic = Traffic()
+        clock.advance(2)
+        assert traffic.silent_s(clock.monotonic()) == 2
+        traffic.ended("asample 200")
+        clock.advance(5)
+        assert traffic.silent_s(clock.monotonic()) is None
+        traffic.ended("retrieve_future 408", poll=True)
+        clock.advance(7)
+        traffic.ended("retrieve_future 503", good=False, poll=True)
+        assert traffic.silent_s(clock.monotonic()) == 7
+
+
+@pytest.mark.parametrize(
+    "paused, verdict, wait_s, blame",
+    [
+        ("", None, 99, "budget"),
+        ("", None, 101, "call"),
+        ("capacity", None, 1, "service"),
+        ("", "outage", 1, "service"),
+        ("", "slow", 99, "budget"),
+    ],
+)
+def test_a_wall_is_told_what_is_known_of_its_call(paused: str, verdict: Any, wait_s: float, blame: str) -> None:
+    """The verdict, or that it is paused, and for how long it has been silent: all that decides whose time it was."""
+    with FakeClock(start=0) as clock, episode(wait_s - 0.5, name="wall") as wall:
+        call = Call("sample", 300, "the default")
+        call.traffic, call.verdict = Traffic(), verdict
+        call.traffic.pause(paused)
+        clock.advance(wait_s)
+        error = expiry_of(call, wall, TinkerDeadlineError, late=None)
+    assert isinstance(error, BudgetExhaustedError)
+    assert (error.silent_s, error.verdict) == (wait_s, verdict or ("paused" if paused else None))
+    assert error.blame == blame
 
 
 def test_calls_have_numbers_in_the_order_of_their_making() -> None:

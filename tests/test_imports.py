@@ -19,7 +19,7 @@ PACKAGE = "tinker_deadlines"
 # Not the installed package: where that is a wheel, it is the same files, but the rules are for the people who edit.
 SOURCE = Path(__file__).resolve().parent.parent / "src" / PACKAGE
 # A room may import from itself and from rooms to its left. Rooms that are not built yet have their place already.
-_BELOW = "clock calls limits errors policy budgets waiting liveness recovery sdk"
+_BELOW = "clock calls home limits errors classification attribution policy budgets waiting liveness recovery sdk"
 _ABOVE = "record remember replay show lab testing launch demo cli"
 ROOMS = f"{_BELOW} {_ABOVE}".split()
 EXEMPT = ("__init__", "__main__")

@@ -5,8 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tinker_deadlines.attribution import (
+    EpisodeOutcome,
+    OutcomePolicy,
+    blame_of,
+    episode_outcome,
+    expiry_by_length,
+    group_advantages,
+    score_episodes,
+    trainable,
+)
 from tinker_deadlines.budgets import Budget, episode, remaining_s
 from tinker_deadlines.calls import TinkerCallKind, Work
+from tinker_deadlines.classification import is_capacity_error, outcome_for
 from tinker_deadlines.errors import (
     AbandonedCallsError,
     BudgetExhaustedError,
@@ -16,8 +27,7 @@ from tinker_deadlines.errors import (
     ForkedProcessError,
     RecoveryFailedError,
     TinkerDeadlineError,
-    is_capacity_error,
-    outcome_for,
+    UntrainableGroupError,
 )
 from tinker_deadlines.limits import DEADLINE_ENV_PREFIX, DEFAULT_DEADLINES_S, env_var_for
 from tinker_deadlines.policy import Limit, Policy, Sample, deadline_for, explain, policy_named, use_policy
@@ -42,22 +52,29 @@ __all__ = [
     "DeadlineExpiry",
     "DeadlineFuture",
     "DivergedError",
+    "EpisodeOutcome",
     "FencedClientError",
     "ForkedProcessError",
     "Limit",
+    "OutcomePolicy",
     "Policy",
     "RecoveryFailedError",
     "Sample",
     "StuckCallError",
     "TinkerCallKind",
     "TinkerDeadlineError",
+    "UntrainableGroupError",
     "Work",
     "await_with_deadline",
+    "blame_of",
     "call_with_deadline",
     "deadline_for",
     "env_var_for",
     "episode",
+    "episode_outcome",
+    "expiry_by_length",
     "explain",
+    "group_advantages",
     "guard",
     "install",
     "is_capacity_error",
@@ -66,6 +83,8 @@ __all__ = [
     "policy_named",
     "recoverable",
     "remaining_s",
+    "score_episodes",
+    "trainable",
     "uninstall",
     "use_policy",
     "wait_with_deadline",

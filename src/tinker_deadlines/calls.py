@@ -6,13 +6,12 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from tinker_deadlines import clock
 
 __all__ = [
     "KINDS",
-    "NOTHING_MORE",
     "SAMPLING_KINDS",
     "TRAINING_KINDS",
     "Board",
@@ -158,6 +157,15 @@ class Traffic:
         """Seconds for which the service has paused the call until `now`."""
         return self.paused_before_s + (now - self.paused_at if self.paused else 0.0)
 
+    def silent_s(self, now: float) -> float | None:
+        """Seconds until an instant without a sign that the service works on this very call; `None`: not to be told.
+
+        A call that was submitted and is not polled for itself has its session's polls, of which nothing stands here.
+        """
+        if self.alive_at is None:
+            return now - self.sent_at
+        return now - self.alive_at if self.polls else None
+
     def evidence(self, now: float) -> tuple[str, ...]:
         """Sentences on the traffic, as of an instant."""
         age_s = now - self.last_at
@@ -179,64 +187,14 @@ class Traffic:
 _next_call = itertools.count(1)
 
 
-class _More:
-    """What only some calls have. A hundred thousand that wait must not each hold room for it."""
-
-    __slots__ = ("findings", "in_flight", "limit", "model", "overdue", "session", "source", "verdict")
-
-    def __init__(self) -> None:
-        self.findings: tuple[str, ...] = ()
-        self.in_flight = 0
-        self.limit: Any = None
-        self.model: str | None = None
-        self.overdue = False
-        self.session: str | None = None
-        self.source: Any = None
-        self.verdict: Verdict | None = None
-
-
-NOTHING_MORE = _More()
-"""What a call has that has none of it."""
-
-
-class _Seldom(Generic[T]):
-    """An attribute of a call that lies in its `_More`, which is made when the first of them is set."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, call: Call, owner: type | None = None) -> T:
-        value: T = getattr(call.more or NOTHING_MORE, self._name)
-        return value
-
-    def __set__(self, call: Call, value: T) -> None:
-        if call.more is None:
-            call.more = _More()
-        setattr(call.more, self._name, value)
-
-
 class Call:
     """One bounded call while it is in flight. Instants are of the monotonic clock."""
 
+    # A hundred thousand wait at once, and the garbage collector looks at each of them, and at whatever hangs on it.
     __slots__ = (
-        "id", "kind", "limit_owner", "limit_s", "method", "more", "owner", "started_at", "submitted_at", "traffic",
-        "work",
+        "args", "findings", "id", "in_flight", "kind", "kwargs", "limit", "limit_owner", "limit_s", "method", "model",
+        "overdue", "owner", "session", "started_at", "submitted_at", "traffic", "verdict", "work",
     )  # fmt: skip
-
-    limit = _Seldom[Any]()
-    """The policy's `Limit`: how it came to the number; `None` where no policy was asked."""
-    model = _Seldom[str | None]()
-    session = _Seldom[str | None]()
-    """The SDK's session that the call goes through, where it is known."""
-    source = _Seldom[Any]()
-    """What it was made with, for whoever compares failures; `None` when it is over."""
-    in_flight = _Seldom[int]()
-    """How many calls were in flight when this one came, itself among them; 0 where nobody counted."""
-    overdue = _Seldom[bool]()
-    """Past its limit and let go on, because it shows signs of life."""
-    verdict = _Seldom[Verdict | None]()
-    findings = _Seldom[tuple[str, ...]]()
-    """Sentences on what was found out about it by others than itself."""
 
     def __init__(
         self,
@@ -249,7 +207,6 @@ class Call:
         limit: Any = None,
         model: str | None = None,
         session: str | None = None,
-        source: Any = None,
     ) -> None:
         self.id = next(_next_call)
         self.kind = kind
@@ -264,12 +221,21 @@ class Call:
         self.traffic: Traffic | None = None
         # What bounds it, and can end it before its limit; `None` where nothing can, and when it is over.
         self.owner: Any = None
-        self.more: _More | None = None
-        if limit is not None:
-            more = self.more = _More()
-            more.limit, more.model, more.session, more.source = limit, model, session, source
-        elif model is not None or session is not None or source is not None:
-            self.model, self.session, self.source = model, session, source
+        # The policy's `Limit`: how it came to the number; `None` where no policy was asked.
+        self.limit = limit
+        self.model = model
+        # The SDK's session that the call goes through, where it is known.
+        self.session = session
+        # What it was made with, to make it again and to compare failures; `None` where nobody may, or when it is over.
+        self.args: tuple[Any, ...] | None = None
+        self.kwargs: dict[str, Any] | None = None
+        # How many calls were in flight when this one came, itself among them; 0 where nobody counted.
+        self.in_flight = 0
+        # Past its limit and let go on, because it shows signs of life.
+        self.overdue = False
+        self.verdict: Verdict | None = None
+        # Sentences on what was found out about it by others than itself.
+        self.findings: tuple[str, ...] = ()
 
     def elapsed_s(self) -> float:
         """Seconds on the limit's clock, without those for which the service paused the call."""
@@ -326,8 +292,8 @@ class Board:
     def begin(self, call: Call) -> None:
         """Takes a call in."""
         self.in_flight[call.id] = call
-        if call.more is not None:
-            call.more.in_flight = len(self.in_flight)
+        if call.limit is not None:
+            call.in_flight = len(self.in_flight)
 
     def end(self, call: Call, outcome: Outcome, error: BaseException | None = None) -> None:
         """Takes a call out and counts it; a call that is out already is left alone."""

@@ -8,8 +8,9 @@ The error model, before the classes:
    `StuckCallError` inside a script that does not know us, a `tinker.APIConnectionError` and on purpose not a
    `TimeoutError`, which scripts take for an episode that ended or score as a reward of 0. Both are
    `DeadlineExpiry`, carry the same facts, and read as transient: the infrastructure's fault, `blame` is "call".
-3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget"; it is
-   no `TimeoutError`, does not say the words that retry loops look for, and is never retried.
+3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget", but where
+   the call that it cut was dead or held up by the service; it is no `TimeoutError`, does not say the words that retry
+   loops look for, and is never retried.
 4. **We refuse** before anything is sent: `AbandonedCallsError` when too many threads are stuck already,
    `ForkedProcessError` in a forked child where the SDK cannot work, `FencedClientError` on a training client of which
    it is not known what it has executed, `DivergedError` in a script that goes on with a run and does something else.
@@ -21,13 +22,11 @@ executed and must not be repeated blindly. Every class pickles with all its fact
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from tinker_deadlines.calls import TRAINING_KINDS, TinkerCallKind, Verdict
-from tinker_deadlines.limits import env_var_for
+from tinker_deadlines.limits import ALIVE_S, env_var_for
 
 __all__ = [
     "AbandonedCallsError",
@@ -41,8 +40,7 @@ __all__ = [
     "RecoveryFailedError",
     "Submission",
     "TinkerDeadlineError",
-    "is_capacity_error",
-    "outcome_for",
+    "UntrainableGroupError",
 ]
 
 Blame = Literal["call", "session", "service", "loop", "budget", "caller"]
@@ -57,6 +55,9 @@ _BLAME: dict[Verdict | None, Blame] = {
     "local": "loop",
     "input-dependent failure": "caller",
 }
+
+# A wall that cuts a call of which nothing is known, or which is only slow, is the episode's own.
+_OWN_WALL: frozenset[Verdict | None] = frozenset({None, "slow", "behind earlier calls", "input-dependent failure"})
 
 Submission = Literal["not sent", "sent", "indeterminate"]
 
@@ -76,7 +77,7 @@ def submission_of(kind: TinkerCallKind, sent: bool | None) -> Submission:
     return "sent" if harmless else "indeterminate"
 
 
-class _FactsError(Exception):
+class FactsError(Exception):
     """An error whose attributes carry its facts, that pickles with them, and that words itself when it is read.
 
     A session that wedges expires thousands of calls at once, and nobody reads most of those errors.
@@ -108,7 +109,7 @@ class _FactsError(Exception):
         return _rebuild, (type(self), facts, getattr(self, "__notes__", ()))
 
 
-def _rebuild(cls: type[_FactsError], facts: dict[str, Any], notes: Sequence[str] = ()) -> _FactsError:
+def _rebuild(cls: type[FactsError], facts: dict[str, Any], notes: Sequence[str] = ()) -> FactsError:
     error = cls(**facts)
     for note in notes:
         error.add_note(note)
@@ -122,7 +123,7 @@ _CONSEQUENCE: dict[Submission, str] = {
 }
 
 
-class DeadlineExpiry(_FactsError):
+class DeadlineExpiry(FactsError):
     """A call ran into its limit and was given up. The base of `TinkerDeadlineError` and `StuckCallError`.
 
     Attributes:
@@ -213,7 +214,7 @@ class TinkerDeadlineError(DeadlineExpiry, TimeoutError):
     """
 
 
-class BudgetExhaustedError(_FactsError):
+class BudgetExhaustedError(FactsError):
     """An enclosing budget, such as an episode's wall, ran out while a call was in flight or before it was sent.
 
     Cause: the budget that `owner` names is spent. Consequence: the call was given up, or was never sent when
@@ -227,12 +228,14 @@ class BudgetExhaustedError(_FactsError):
         method: The SDK's method, where it is known.
         submission: What is known of the work: "not sent", "sent" or "indeterminate".
         evidence: Sentences on what was seen of the call.
-        blame: "budget".
+        verdict: What was found out about the call by then, such as "outage"; `None` where nothing was.
+        silent_s: Seconds since the service last showed that it worked on the call; `None` where that is not known.
         late: Where a late result may still be collected; `None` where it cannot.
     """
 
-    blame: Blame = "budget"
-    _facts = ("kind", "owner", "budget_s", "elapsed_s", "method", "submission", "evidence", "late")
+    _facts = (
+        "kind", "owner", "budget_s", "elapsed_s", "method", "submission", "evidence", "verdict", "silent_s", "late",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -244,6 +247,8 @@ class BudgetExhaustedError(_FactsError):
         method: str = "",
         submission: Submission = "not sent",
         evidence: tuple[str, ...] = (),
+        verdict: Verdict | None = None,
+        silent_s: float | None = None,
         late: Late | None = None,
     ) -> None:
         self.kind = kind
@@ -253,6 +258,8 @@ class BudgetExhaustedError(_FactsError):
         self.method = method
         self.submission: Submission = submission
         self.evidence = evidence
+        self.verdict = verdict
+        self.silent_s = silent_s
         self.late = late
 
     @property
@@ -260,18 +267,25 @@ class BudgetExhaustedError(_FactsError):
         """True when the service may have executed the call, so that repeating it may execute it twice."""
         return self.submission == "indeterminate"
 
+    @property
+    def blame(self) -> Blame:
+        """Whose fault it is: the "budget"'s, unless the call that it cut was dead or held up by the service."""
+        if self.verdict not in _OWN_WALL:
+            return _BLAME.get(self.verdict, "call")
+        return "call" if self.silent_s is not None and self.silent_s > ALIVE_S else "budget"
+
     def _message(self) -> str:
         name = f" ({self.method})" if self.method else ""
+        whose = ", not a failure of the service" if self.blame == "budget" else ""
         what = "was not sent" if self.submission == "not sent" else f"was cut after {self.elapsed_s:.1f} s"
         evidence = "".join(f"{sentence} " for sentence in self.evidence)
         return (
             f"The budget {self.owner!r} of {self.budget_s:.1f} s is spent: the Tinker call {self.kind}{name} {what}. "
-            f"{evidence}This is the wall around the call, not a failure of the service; trying again inside it cannot "
-            "succeed."
+            f"{evidence}This is the wall around the call{whose}; trying again inside it cannot succeed."
         )
 
 
-class AbandonedCallsError(_FactsError):
+class AbandonedCallsError(FactsError):
     """Too many blocking calls were given up and still hold a thread each, so a further one is refused.
 
     Cause: that many calls never returned. Consequence: this call was not started. Remedy: find out what they are
@@ -282,6 +296,7 @@ class AbandonedCallsError(_FactsError):
         most: The most that are allowed.
     """
 
+    blame: Blame = "call"
     _facts = ("abandoned", "most")
 
     def __init__(self, abandoned: int, most: int) -> None:
@@ -296,7 +311,7 @@ class AbandonedCallsError(_FactsError):
         )
 
 
-class ForkedProcessError(_FactsError):
+class ForkedProcessError(FactsError):
     """A Tinker call was made in a forked child, where the SDK's event loop does not exist.
 
     Cause: the process was forked after the SDK had started its event loop; a thread does not survive a fork.
@@ -307,6 +322,7 @@ class ForkedProcessError(_FactsError):
         what: The call that was refused.
     """
 
+    blame: Blame = "caller"
     _facts = ("what",)
 
     def __init__(self, what: str) -> None:
@@ -320,7 +336,7 @@ class ForkedProcessError(_FactsError):
         )
 
 
-class FencedClientError(_FactsError):
+class FencedClientError(FactsError):
     """A training client may not be used, because a call of it may or may not have been executed.
 
     Cause: an earlier training call on this client was given up, and its outcome is unknown. Consequence: this call was
@@ -355,7 +371,7 @@ class FencedClientError(_FactsError):
         )
 
 
-class RecoveryFailedError(_FactsError):
+class RecoveryFailedError(FactsError):
     """Training could not be recovered in this process; it can be gone on with in another.
 
     Cause: the client was given up for `cause`, and no new one could be brought to where it stood. Consequence: no call
@@ -394,7 +410,7 @@ class RecoveryFailedError(_FactsError):
         return f"Training could not be recovered after {tries}: {self.cause}. There is {state}.{remedy}"
 
 
-class DivergedError(_FactsError):
+class DivergedError(FactsError):
     """A script that goes on with a run does not make the calls that it made before.
 
     Cause: a call differs from the one that was made in its place, such as for another batch or another order.
@@ -434,138 +450,30 @@ for _error in (
 ):  # fmt: skip
     _error.__module__ = "tinker_deadlines"
 
-# Classification ---------------------------------------------------------------------------------------------------
 
-# 408 and 429 are the service asking for patience, 529 is "overloaded" in the field's usage.
-_TRANSIENT_STATUSES = frozenset({408, 429, 529})
+class UntrainableGroupError(FactsError):
+    """Episodes of a group were cut or failed, and the outcome policy "error" makes no advantages of such a group.
 
-# Classes of the SDK, of its transports and of its sampling subprocess, by name: none of them needs to be importable.
-_TRANSIENT_CLASSES = frozenset(
-    {
-        "APIConnectionError",
-        "APITimeoutError",
-        "ClientConnectionError",
-        "ConnectionError",
-        "InternalServerError",
-        "NetworkError",
-        "RateLimitError",
-        "RemoteProtocolError",
-        "RetryableException",  # what the SDK raises where the service forgot a request
-        "SidecarError",
-        "StreamingError",
-        "Timeout",
-        "TimeoutError",
-        "TimeoutException",
-        "TransportError",
-        "gaierror",
-    }
-)
+    Cause: the outcomes that the message counts. Consequence: the group has no advantages, those of its episodes that
+    ended well neither. Remedy: play the group again with fresh environments, or choose the policy "mask" or "truncate".
 
-# Codes that are words: gRPC's canonical ones. A code that is not among them decides nothing.
-_TRANSIENT_CODES = frozenset(
-    {"aborted", "deadline_exceeded", "internal", "resource_exhausted", "unavailable", "unknown"}
-)
-_CLIENT_CODES = frozenset(
-    {
-        "already_exists",
-        "failed_precondition",
-        "invalid_argument",
-        "not_found",
-        "out_of_range",
-        "permission_denied",
-        "unauthenticated",
-        "unimplemented",
-    }
-)
-
-_TRANSIENT_PHRASES = re.compile(
-    r"timed[ -]?out|time-?out|too many requests|rate.?limit|throttl|overloaded|capacity|temporarily unavailable"
-    r"|service unavailable|bad gateway|gateway time|internal server error|connection (?:error|reset|refused|aborted)"
-    r"|server disconnected|broken pipe|sidecar|requests appear to be stuck",
-    re.IGNORECASE,
-)
-
-
-def is_capacity_error(exc: BaseException) -> bool:
-    """Tells whether an error is transient: the infrastructure's, not the caller's.
-
-    Throttling, 408, 429, 529 and every 5xx, connection and transport failures, failures of the SDK's subprocess,
-    failed requests that are not of the category *user*, and this library's own expiries are. Everything else,
-    `BudgetExhaustedError` among it, is the caller's. A structured code or status always outranks a phrase in the
-    message. A group is transient when every error in it is. Never raises, and needs no SDK to be importable.
+    Attributes:
+        outcomes: How the episodes of the group ended, in their order.
     """
-    try:
-        return _is_transient(exc)
-    except Exception:
-        # An error object that raises when it is looked at says nothing that could be classified.
-        return False
+
+    blame: Blame = "caller"
+    _facts = ("outcomes",)
+
+    def __init__(self, outcomes: Sequence[str]) -> None:
+        self.outcomes = tuple(outcomes)
+
+    def _message(self) -> str:
+        counts = ", ".join(f"{self.outcomes.count(one)} {one}" for one in sorted(set(self.outcomes)))
+        return (
+            f"A group of {len(self.outcomes)} episodes ended as {counts}, and the outcome policy 'error' makes no "
+            "advantages of a group with episodes that were cut or failed. Play the group again with fresh "
+            "environments, or choose the policy 'mask' or 'truncate'."
+        )
 
 
-def outcome_for(exc: BaseException) -> Literal["capacity_error", "client_error"]:
-    """Names the class of an error: "capacity_error" where `is_capacity_error` holds, else "client_error"."""
-    return "capacity_error" if is_capacity_error(exc) else "client_error"
-
-
-def _is_transient(exc: BaseException) -> bool:
-    if isinstance(exc, DeadlineExpiry):
-        return True
-    if isinstance(exc, _FactsError) or not isinstance(exc, Exception):
-        return False
-    if isinstance(exc, ExceptionGroup):
-        return all(_is_transient(one) for one in exc.exceptions)
-    category = _word_in(_look_at(exc, "category"))
-    if category in ("user", "server", "unknown"):
-        return category != "user"
-    code = _code_of(exc)
-    if isinstance(code, int):
-        return code in _TRANSIENT_STATUSES or code >= 500
-    if code is not None:
-        return code in _TRANSIENT_CODES
-    if any(cls.__name__ in _TRANSIENT_CLASSES or cls.__name__.startswith("Sidecar") for cls in type(exc).__mro__):
-        return True
-    return bool(_TRANSIENT_PHRASES.search(str(exc)))
-
-
-def _look_at(holder: object, name: str) -> object:
-    """An attribute, or `None`: some errors have properties that raise, such as a request that was never set."""
-    try:
-        return getattr(holder, name, None)
-    except Exception:
-        return None
-
-
-def _called(method: Callable[[], object]) -> object:
-    try:
-        return method()
-    except Exception:
-        return None
-
-
-def _word_in(value: object) -> str:
-    """The lower-case word that an enum member or a string stands for; "" for anything else."""
-    for word in (_look_at(value, "value"), _look_at(value, "name"), value):
-        if isinstance(word, str):
-            return word.lower()
-    return ""
-
-
-def _code_of(exc: BaseException) -> int | str | None:
-    """The HTTP status that an error carries, wherever the common clients keep it, else gRPC's word for it.
-
-    Only a status that says failure: one of 200, around an answer that could not be read, decides nothing.
-    """
-    found = None
-    for holder in (exc, _look_at(exc, "response")):
-        for name in ("status_code", "status", "code", "http_status"):
-            value = _look_at(holder, name)
-            if callable(value):
-                value = _called(value)  # gRPC: `code()`
-            number = _look_at(value, "value") if isinstance(value, enum.Enum) else value
-            if isinstance(number, str) and number.isdecimal():
-                number = int(number)
-            if isinstance(number, int) and not isinstance(number, bool) and 400 <= number <= 599:
-                return int(number)
-            word = _word_in(value)
-            if found is None and (word in _TRANSIENT_CODES or word in _CLIENT_CODES):
-                found = word
-    return found
+UntrainableGroupError.__module__ = "tinker_deadlines"

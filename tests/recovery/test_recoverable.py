@@ -200,9 +200,10 @@ def test_a_client_whose_step_is_unknown_is_fenced_until_its_late_result_comes(ti
 # After the process ----------------------------------------------------------------------------------------------------
 
 
-def ran(
-    lab_url: str, model: str, *options: str, kill_at: int = 0, steps: int = STEPS
-) -> subprocess.CompletedProcess[str]:
+Done = subprocess.CompletedProcess[str]
+
+
+def ran(lab_url: str, model: str, *options: str, kill_at: int = 0, steps: int = STEPS) -> Done:
     command = [sys.executable, "-m", "tinker_deadlines", "run", "--no-live", *options, str(SCRIPT), lab_url, model]
     return subprocess.run(
         [*command, str(steps), str(kill_at)],
@@ -213,9 +214,6 @@ def ran(
         timeout=60,
         check=False,
     )
-
-
-Done = subprocess.CompletedProcess[str]
 
 
 def losses_of(done: Done) -> list[str]:

@@ -8,16 +8,24 @@ import pytest
 import tinker
 
 from tinker_deadlines.calls import Call, TinkerCallKind, Work
+from tinker_deadlines.sdk import facts
 from tinker_deadlines.sdk.facts import Facts, Known
-from tinker_deadlines.sdk.patterns import Patterns, Source
+from tinker_deadlines.sdk.patterns import Patterns, digest_of
 from tinker_deadlines.testing import FakeClock
 
 BASE, ADAPTER = Facts("model", elsewhere=True), Facts("model", path="tinker://weights")
 
 
+class Client:
+    """Something of which something is known."""
+
+
 def call(payload: Any, known: Known | None = None, kind: TinkerCallKind = "sample") -> Call:
     made = Call(kind, 10, "", work=Work(prompt_tokens=3), model="model")
-    made.source = Source(known, ("client", payload), {})
+    client = Client()
+    if known is not None:
+        facts._known[client] = known
+    made.args = (client, payload)
     return made
 
 
@@ -62,7 +70,7 @@ def test_a_call_is_counted_once() -> None:
     failed = call("bad")
     for _ in range(5):
         patterns.failed(failed)
-    assert failed.source is None
+    assert failed.args is None
     patterns.completed(failed)
 
 
@@ -71,11 +79,11 @@ def test_payloads_of_the_sdk_are_told_apart() -> None:
 
     def digest(tokens: list[int], **settings: Any) -> bytes | None:
         prompt = tinker.ModelInput.from_ints(tokens)
-        return Source(None, ("client", prompt, 1, tinker.SamplingParams(**settings)), {}).digest()
+        return digest_of(("client", prompt, 1, tinker.SamplingParams(**settings)), None)
 
     assert digest([1, 2], seed=1) == digest([1, 2], seed=1) is not None
     assert len({digest([1, 2]), digest([1, 3]), digest([1, 2], seed=2)}) == 3
-    assert Source(None, ("client", lambda: None), {}).digest() is None
+    assert digest_of(("client", lambda: None), {}) is None
 
 
 @pytest.mark.parametrize("outcome", ["failed", "completed"])

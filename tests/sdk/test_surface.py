@@ -9,6 +9,7 @@ import pickle
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -300,6 +301,22 @@ def test_a_service_client_says_how_it_was_made(lab: Lab) -> None:
     )
 
 
+def test_what_a_sampling_method_returned_follows_another_future(make_clients: Callable[..., Clients]) -> None:
+    """From 0.38 on it is a future around a future, which can be told to follow another one; before, it is plain."""
+    value = make_clients().sampling.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=1))
+    raw = value.future() if hasattr(value, "_future") else value
+    other: Future[str] = Future()
+    pending: Future[str] = Future()
+    if hasattr(value, "_mirror"):
+        assert not private.redirected(value, pending, other)  # it does not follow that one
+    if private.redirected(value, raw, other):
+        other.set_result("another's")
+        assert value.result() == "another's" and value.done()
+    else:
+        assert sdk_version() < (0, 38) or raw.done()
+    raw.result(10)
+
+
 def test_a_session_says_for_what_it_has_connections(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """Those it has used by now; what is no session has none."""
     service = tinker.ServiceClient(base_url=lab.url, api_key=KEY)
@@ -327,7 +344,7 @@ def test_the_functions_of_private_are_the_ones_tested_here() -> None:
     """`sdk/private.py` offers nothing that this file does not test."""
     assert set(private.__all__) == {
         "sdk_loop", "sdk_thread", "unpickling_module", "base_model_of", "heartbeat", "holder_of", "key_of",
-        "options_of", "pools_of", "session_of",
+        "options_of", "pools_of", "redirected", "session_of",
     }  # fmt: skip
 
 

@@ -16,26 +16,35 @@ from tinker_deadlines import (
     BudgetExhaustedError,
     DeadlineExpiry,
     DeadlineFuture,
+    EpisodeOutcome,
     ForkedProcessError,
     Limit,
+    OutcomePolicy,
     Policy,
     Sample,
     StuckCallError,
     TinkerCallKind,
     TinkerDeadlineError,
+    UntrainableGroupError,
     Work,
     await_with_deadline,
+    blame_of,
     call_with_deadline,
     deadline_for,
     env_var_for,
     episode,
+    episode_outcome,
+    expiry_by_length,
     explain,
+    group_advantages,
     guard,
     install,
     is_capacity_error,
     outcome_for,
     policy_named,
     remaining_s,
+    score_episodes,
+    trainable,
     uninstall,
     use_policy,
     wait_with_deadline,
@@ -135,3 +144,22 @@ def policies_can_be_ones_own() -> None:
     assert_type(use_policy(Patient()), Policy)
     assert_type(policy_named("learned"), Policy)
     assert_type(explain("sample").limit, Limit)
+
+
+def episodes_have_outcomes(error: BaseException | None, policy: OutcomePolicy) -> tuple[float, ...]:
+    outcome = episode_outcome(error)
+    assert_type(outcome, EpisodeOutcome)
+    assert_type(trainable(outcome), bool)
+    assert_type(blame_of(error), Literal["call", "session", "service", "loop", "budget", "caller"] | None)
+    assert_type(blame_of("infra_timeout"), Literal["call", "session", "service", "loop", "budget", "caller"] | None)
+    trainable("infra_timout")  # type: ignore[arg-type]
+    group_advantages([1.0, None], ["ok", outcome])  # type: ignore[call-arg]
+    try:
+        group = group_advantages([1.0, None], ["ok", outcome], policy=policy)
+    except UntrainableGroupError as refused:
+        assert_type(refused.outcomes, tuple[str, ...])
+        raise
+    assert_type(group.weights, tuple[float, ...])
+    assert_type(score_episodes([1.0, None], ["ok", outcome]).score, float | None)
+    assert_type(expiry_by_length([(4096, True)]).warning, str | None)
+    return group.advantages

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from tinker_deadlines import clock
-from tinker_deadlines.calls import NOTHING_MORE, Call, Ended, Outcome, Work
-from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry, outcome_for
+from tinker_deadlines.attribution import blame_of
+from tinker_deadlines.calls import Call, Ended, Outcome, Work
+from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry
 from tinker_deadlines.record.privacy import clean, exchange_word, facts_of, model_word, number
 
 __all__ = ["Noted", "Origin", "Reported", "Utc", "note", "note_pending", "rows_of", "utc"]
@@ -65,8 +66,7 @@ def note(ended: Ended) -> Noted:
             error.submission,
             getattr(error, "evidence", call.findings),
         )
-    blame = "service" if outcome_for(error) == "capacity_error" else "caller"
-    return Noted(call, outcome, elapsed_s, clock.monotonic(), kind, blame)
+    return Noted(call, outcome, elapsed_s, clock.monotonic(), kind, blame_of(error))
 
 
 def note_pending(call: Call) -> Noted:
@@ -114,19 +114,18 @@ def _utc_second(second: int) -> str:
 
 def _call(item: Noted, origin: Origin, utc_of: Utc) -> dict[str, Any]:
     call, ended = item.call, item.outcome is not None
-    more = call.more or NOTHING_MORE
     # The policy's own, which is not known here: what it rests on and what was predicted, where it says so.
-    limit = more.limit
+    limit = call.limit
     basis, predicted_s = getattr(limit, "basis", None), getattr(limit, "predicted_s", None)
     return {
         "run": origin.run,
         "number": call.id,
         "kind": call.kind,
         "method": call.method or None,
-        "model": model_word(more.model),
-        "session": _word(more.session),
+        "model": model_word(call.model),
+        "session": _word(call.session),
         "work": None if call.work is None else _sizes(call.work),
-        "in_flight": more.in_flight,
+        "in_flight": call.in_flight,
         "submitted_at": utc_of(call.submitted_at),
         "submitted_s": call.submitted_at - origin.at,
         "started_s": None if call.started_at is None else call.started_at - origin.at,
@@ -139,8 +138,8 @@ def _call(item: Noted, origin: Origin, utc_of: Utc) -> dict[str, Any]:
         "outcome": item.outcome,
         "error": None if item.error is None else clean(item.error),
         "blame": _word(item.blame) or _BLAME.get(item.outcome),
-        "verdict": _word(item.verdict or more.verdict),
-        "overdue": int(more.overdue),
+        "verdict": _word(item.verdict or call.verdict),
+        "overdue": int(call.overdue),
     }
 
 

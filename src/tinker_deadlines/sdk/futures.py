@@ -20,7 +20,7 @@ from tinker_deadlines.calls import Call
 from tinker_deadlines.errors import AbandonedCallsError, BudgetExhaustedError, DeadlineExpiry
 from tinker_deadlines.limits import MIN_LIMIT_S, ONCE_KINDS
 from tinker_deadlines.liveness.watcher import watcher
-from tinker_deadlines.sdk import traffic
+from tinker_deadlines.sdk import private, traffic
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.learning import arrived_late
 from tinker_deadlines.sdk.stuck import StuckCallError
@@ -88,9 +88,10 @@ class SDKFuture(BoundedFuture[T]):
         else:
             self.finish(value)
 
-    def follow_sdk(self, value: Any) -> None:
-        """Completes from a future of the SDK, whatever its type."""
+    def follow_sdk(self, value: Any) -> Any:
+        """Completes from a future of the SDK, whatever its type; returns itself in that type."""
         raw = _raw(value)
+        mine = value if raw is not None and private.redirected(value, raw, self) else in_type_of(value, self)
         if raw is None:
             # A combined future of 0.36 and before has none underneath: a worker waits for it.
             job = MethodJob(value.result)
@@ -98,6 +99,7 @@ class SDKFuture(BoundedFuture[T]):
             workers.start(job)
             raw = job.returned
         self.follow(raw)
+        return mine
 
     def runs_on(self, job: Job) -> None:
         """Notes the job on which the SDK's method runs, to be abandoned when this call is given up."""

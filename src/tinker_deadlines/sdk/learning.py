@@ -105,7 +105,7 @@ def _learn_from(ended: Ended) -> None:
     elif ended.outcome == "failed" or (ended.outcome == "expired" and call.verdict in (None, "result lost")):
         patterns.failed(call)
     else:
-        call.source = None
+        call.args = call.kwargs = None
     if ended.outcome == "completed" and call.verdict not in ("result lost", "paused"):
         _learn(Sample(call.kind, call.work, call.model, ended.elapsed_s, "completed"))
         session = sessions.get(call.session)

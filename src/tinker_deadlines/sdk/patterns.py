@@ -16,29 +16,19 @@ from typing import Any
 from tinker_deadlines import clock
 from tinker_deadlines.calls import SAMPLING_KINDS, Call, TinkerCallKind, Verdict
 from tinker_deadlines.limits import PATTERN_FROM, PAYLOADS_KEPT
-from tinker_deadlines.sdk.facts import Known
+from tinker_deadlines.sdk.facts import Known, known_of
 
-__all__ = ["Patterns", "Source", "patterns"]
+__all__ = ["Patterns", "digest_of", "patterns"]
 
 log = logging.getLogger("tinker_deadlines")
 
 
-class Source:
-    """What a call was made with, until it is over."""
-
-    __slots__ = ("args", "known", "kwargs")
-
-    def __init__(self, known: Known | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.known = known
-        self.args = args
-        self.kwargs = kwargs
-
-    def digest(self) -> bytes | None:
-        """What tells payloads apart; `None` where that cannot be told."""
-        try:
-            return hashlib.blake2b(pickle.dumps((self.args[1:], self.kwargs)), digest_size=16).digest()
-        except Exception:
-            return None
+def digest_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bytes | None:
+    """What tells payloads apart, of a method's arguments after its client; `None` where that cannot be told."""
+    try:
+        return hashlib.blake2b(pickle.dumps((args[1:], kwargs or {})), digest_size=16).digest()
+    except Exception:
+        return None
 
 
 class Patterns:
@@ -59,12 +49,14 @@ class Patterns:
 
     def completed(self, call: Call) -> None:
         """Notes a call that was answered."""
-        source, call.source = call.source, None
+        args, kwargs, call.args, call.kwargs = call.args, call.kwargs, None, None
         self._completed[call.kind] += 1  # racing threads may lose one
-        if self._sizes and isinstance(source, Source) and _size_of(call) in self._sizes:
+        if args is None:
+            return
+        if self._sizes and _size_of(call) in self._sizes:
             with self._lock:
-                self._payloads.pop(source.digest() or b"", None)  # it can pass: whatever failed, it was not the input
-        known = source.known if isinstance(source, Source) else None
+                self._payloads.pop(digest_of(args, kwargs) or b"", None)  # it can pass: it was not the input
+        known = _known(args)
         if known is None:
             return
         known.failures = 0
@@ -73,11 +65,11 @@ class Patterns:
 
     def failed(self, call: Call) -> Verdict | None:
         """Notes a call that failed or was given up, once, and says which pattern it fits."""
-        source, call.source = call.source, None
-        if not isinstance(source, Source):
+        args, kwargs, call.args, call.kwargs = call.args, call.kwargs, None, None
+        if args is None:
             return None
         with self._lock:
-            return self._by_weights(call, source.known) or self._by_payload(call, source.digest())
+            return self._by_weights(call, _known(args)) or self._by_payload(call, digest_of(args, kwargs))
 
     def _by_payload(self, call: Call, digest: bytes | None) -> Verdict | None:
         if digest is None:
@@ -114,6 +106,10 @@ class Patterns:
                 known.failures, call.model,
             )  # fmt: skip
         return "adapter unavailable"
+
+
+def _known(args: tuple[Any, ...]) -> Known | None:
+    return known_of(args[0]) if args else None
 
 
 def _size_of(call: Call) -> tuple[object, ...]:

@@ -11,6 +11,7 @@ import functools
 import logging
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "key_of",
     "options_of",
     "pools_of",
+    "redirected",
     "sdk_loop",
     "sdk_thread",
     "session_of",
@@ -45,6 +47,32 @@ def sdk_loop() -> asyncio.AbstractEventLoop | None:
     except (ImportError, AttributeError):
         _say_once("event loop singleton", "calls from its own callbacks and from forked children are not recognised")
         return None
+
+
+def redirected(value: Any, raw: Future[Any], future: Future[Any]) -> bool:
+    """Has what a sampling method of 0.38 returned, a future around a future, follow another one; false where it cannot.
+
+    It is a whole future itself. Were another one made in its place, this one would stay for as long as the call is
+    pending, because it listens to what is underneath; both together are half of what a pending call holds.
+
+    Args:
+        value: What the SDK's method returned.
+        raw: The future underneath it.
+        future: The one to follow instead.
+    """
+    mirror = getattr(value, "_mirror", None)
+    if mirror is None or getattr(value, "_future", None) is not raw:
+        return False
+    with raw._condition:
+        if raw._state not in ("PENDING", "RUNNING"):
+            return False  # its callbacks are on their way
+        try:
+            raw._done_callbacks.remove(mirror)
+        except ValueError:
+            return False
+    value._future = future
+    future.add_done_callback(mirror)
+    return True
 
 
 def unpickling_module() -> tuple[ModuleType, str] | None:

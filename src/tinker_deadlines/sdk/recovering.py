@@ -22,13 +22,8 @@ from tinker.lib.public_interfaces.rest_client import RestClient  # not exported 
 
 from tinker_deadlines import clock, limits
 from tinker_deadlines.budgets import run_within
-from tinker_deadlines.errors import (
-    BudgetExhaustedError,
-    DeadlineExpiry,
-    DivergedError,
-    RecoveryFailedError,
-    is_capacity_error,
-)
+from tinker_deadlines.classification import is_capacity_error
+from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry, DivergedError, RecoveryFailedError
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.recovery.digest import digest_of
 from tinker_deadlines.recovery.ledger import Checkpoint, Entry, Event

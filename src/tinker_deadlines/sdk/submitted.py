@@ -11,7 +11,8 @@ import tinker
 
 from tinker_deadlines import clock, limits
 from tinker_deadlines.budgets import Budget
-from tinker_deadlines.errors import DeadlineExpiry, FencedClientError, is_capacity_error
+from tinker_deadlines.classification import is_capacity_error
+from tinker_deadlines.errors import DeadlineExpiry, FencedClientError
 from tinker_deadlines.sdk.saves import SAVES
 from tinker_deadlines.waiting.timer import timer
 

@@ -34,7 +34,6 @@ from tinker_deadlines.sdk.futures import (
     wait_for_either,
 )
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
-from tinker_deadlines.sdk.patterns import Source
 from tinker_deadlines.sdk.remaking import Making, remaking
 from tinker_deadlines.sdk.surface import Argument, Method
 from tinker_deadlines.sdk.traffic import call_in_context
@@ -156,8 +155,9 @@ class Bounder:
         call = Call(
             self.kind, limit.seconds, limit.owner, self.label, work, limit=limit, model=model,
             session=known.session if known is not None else None,
-            source=Source(known, args, kwargs) if self.row.work is not None else None,
         )  # fmt: skip
+        if self.row.work is not None:
+            call.args, call.kwargs = args, kwargs or None
         lane = _lane_of(client) if self.row.ordered else None
         if lane is not None and lane.fence is not None:
             self._refuse(call, lane.fence)
@@ -204,12 +204,12 @@ class Bounder:
 
     def second_attempt(self, future: SDKFuture[Any]) -> SecondAttempt | None:
         """Makes ready to make a sampling call a second time; `None` where that cannot be done."""
-        call, source = future.call, future.call.source
+        call = future.call
         session = sessions.get(call.session)
-        if not isinstance(source, Source) or not source.args:
+        if not call.args:
             return None
-        client, *others = source.args
-        kwargs = source.kwargs
+        client, *others = call.args
+        kwargs = call.kwargs or {}
         origin = session.way.origin if session is not None and session.way is not None else None
         return SecondAttempt(
             lambda other: self.original(other, *others, **kwargs), client, origin, future.second_answer
@@ -256,8 +256,7 @@ class Bounder:
 
     def _hand_back(self, future: SDKFuture[Any], value: Any) -> Any:
         if is_future(value):
-            future.follow_sdk(value)
-            return in_type_of(value, future)
+            return future.follow_sdk(value)
         future.finish(value)
         return value
 

@@ -166,6 +166,18 @@ def _last_look(future: DeadlineFuture[T], call: Call) -> T:
     return result
 
 
+class _ListWhenAsked:
+    """An attribute that is an empty list from the moment when it is asked for: few are asked, and each takes room."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: object, owner: type | None = None) -> list[Any]:
+        made: list[Any] = []
+        setattr(holder, self._name, made)
+        return made
+
+
 class BoundedFuture(Future[T]):
     """A future of ours: it completes from the future it follows or from its alarm, whichever is first.
 
@@ -177,6 +189,9 @@ class BoundedFuture(Future[T]):
 
     expiry_error: ClassVar[type[DeadlineExpiry]] = TinkerDeadlineError
 
+    _waiters = _ListWhenAsked()
+    """What `concurrent.futures.wait` and its like hang on a future."""
+
     def __init__(self, call: Call, budget: Budget | None, lane: Lane | None = None) -> None:
         # Not `super().__init__()`: its Condition alone costs more memory than the rest of a pending call together.
         # These are the attributes that it sets; a test compares them with those of a plain Future.
@@ -184,7 +199,6 @@ class BoundedFuture(Future[T]):
         self._state = "PENDING"
         self._result = None
         self._error: BaseException | float | None = None
-        self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[T]], object]] = []
         self._call = call
         self._budget = budget

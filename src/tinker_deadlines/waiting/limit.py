@@ -63,6 +63,8 @@ def expiry_of(
             method=call.method,
             submission=submission,
             evidence=call.evidence(now),
+            verdict=call.verdict or ("paused" if call.traffic is not None and call.traffic.paused else None),
+            silent_s=None if call.traffic is None else call.traffic.silent_s(now),
             late=late,
         )
     return error(
