@@ -16,11 +16,14 @@ from tinker_deadlines import (
     BudgetExhaustedError,
     DeadlineExpiry,
     DeadlineFuture,
+    DivergedError,
     EpisodeOutcome,
+    FencedClientError,
     ForkedProcessError,
     Limit,
     OutcomePolicy,
     Policy,
+    RecoveryFailedError,
     Sample,
     StuckCallError,
     TinkerCallKind,
@@ -40,8 +43,10 @@ from tinker_deadlines import (
     guard,
     install,
     is_capacity_error,
+    last_confirmed,
     outcome_for,
     policy_named,
+    recoverable,
     remaining_s,
     score_episodes,
     trainable,
@@ -163,3 +168,19 @@ def episodes_have_outcomes(error: BaseException | None, policy: OutcomePolicy) -
     assert_type(score_episodes([1.0, None], ["ok", outcome]).score, float | None)
     assert_type(expiry_by_length([(4096, True)]).warning, str | None)
     return group.advantages
+
+
+def a_recoverable_client_keeps_its_type(client: tinker.TrainingClient) -> None:
+    assert_type(recoverable(client, checkpoint_every=10), tinker.TrainingClient)
+    for confirmed in last_confirmed("run"):
+        assert_type(confirmed.step, int)
+        assert_type(confirmed.path, str)
+
+
+def errors_of_recovery_carry_their_facts(error: Exception) -> None:
+    if isinstance(error, FencedClientError):
+        assert_type(error.method, str)
+    if isinstance(error, RecoveryFailedError):
+        assert_type(error.command, str)
+    if isinstance(error, DivergedError):
+        assert_type(error.step, int)

@@ -39,6 +39,22 @@ app = typer.Typer(
 )
 
 
+_ExitGrace = Annotated[
+    str,
+    typer.Option(
+        metavar="SECONDS",
+        help="A process that goes on so long after its main code ended is ended, its stacks printed. 0: at once.",
+    ),
+]
+_Recover = Annotated[
+    bool, typer.Option("--recover", help="Have training go on by itself after a fault, and keep the run.")
+]
+_Resume = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Go on with a run that was kept: what is applied already is not sent again."),
+]
+
+
 def read(arguments: list[str]) -> Plan | int:
     """Carries a command out and returns its exit status; for `run`, returns what is to be run instead."""
     try:
@@ -110,20 +126,9 @@ def _run(
     wall: Annotated[
         str | None, typer.Option(metavar="SECONDS", help="How long all Tinker calls of the script may take together.")
     ] = None,
-    recover: Annotated[
-        bool, typer.Option("--recover", help="Have training go on by itself after a fault, and keep the run.")
-    ] = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Go on with a run that was kept: what is applied already is not sent again."),
-    ] = None,
-    exit_grace: Annotated[
-        str,
-        typer.Option(
-            metavar="SECONDS",
-            help="A process that goes on so long after its main code ended is ended, its stacks printed. 0: at once.",
-        ),
-    ] = f"{EXIT_GRACE_S:g}",
+    recover: _Recover = False,
+    resume: _Resume = None,
+    exit_grace: _ExitGrace = f"{EXIT_GRACE_S:g}",
     json: Annotated[
         bool, typer.Option("--json", help="Say the summary as JSON, on the last line of standard error.")
     ] = False,

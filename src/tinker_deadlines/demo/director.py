@@ -113,6 +113,7 @@ class _Stage:
         self._losses: list[float] = []
         # Of the run that goes on now: each step's loss, with all its digits.
         self._exact: dict[str, str] = {}
+        self._equal = ""
 
     def play(self) -> list[Shown]:
         """Plays the acts and returns what hung in them.
@@ -145,7 +146,7 @@ class _Stage:
         steps = sum(self._exact.get(step) == loss for step, loss in expected.items())
         if not expected or steps != len(expected) or len(self._exact) != len(expected):
             raise Failed(f"losses equal: no, of {len(expected)} steps {steps} are, to the last digit")
-        self._say(f"[bold green]losses equal: yes[/] ({steps} steps, to the last digit)")
+        self._equal = f"losses equal: yes ({steps} steps, to the last digit, with {len(FINETUNING)} faults healed)"
 
     def _first_and_last(self) -> tuple[float, float]:
         """The loss at the begin and at the end, each the mean of a few steps: a step samples few answers."""
@@ -269,6 +270,7 @@ class _Stage:
         fell = f"[bold green]The loss fell from {first:.3f} to {last:.3f}[/]"
         means = f"means of the first and of the last {FEW_STEPS} of {len(self._losses)} steps"
         self._say(f"\n{fell} ({means}); the whole demo took {duration_s:.0f} s.")
+        self._say(f"[bold green]{self._equal}[/]")
 
     def _say_one(self, fault: Fault, cut: str, colour: str) -> None:
         self._say(f"  [{colour}]{fault.title}[/]")
