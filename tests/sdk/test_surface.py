@@ -285,6 +285,7 @@ def test_what_a_clients_requests_go_through_is_found_without_connecting(lab: Lab
     assert private.session_of(service) == private.session_of(sampling) == private.session_of(training)
     assert isinstance(private.session_of(service), str)
     assert private.key_of(holder) == KEY
+    assert private.address_of(holder) in (lab.url, None) and private.address_of(object()) is None
     assert private.base_model_of(sampling) in (lab.base_model, None)
     assert private.session_of(object()) is None and private.base_model_of(object()) is None
 
@@ -343,8 +344,8 @@ def test_a_session_answers_a_heartbeat_over_each_of_its_connections(lab: Lab, po
 def test_the_functions_of_private_are_the_ones_tested_here() -> None:
     """`sdk/private.py` offers nothing that this file does not test."""
     assert set(private.__all__) == {
-        "sdk_loop", "sdk_thread", "unpickling_module", "base_model_of", "heartbeat", "holder_of", "key_of",
-        "options_of", "pools_of", "redirected", "session_of",
+        "sdk_loop", "sdk_thread", "unpickling_module", "address_of", "base_model_of", "heartbeat", "holder_of",
+        "key_of", "options_of", "pools_of", "redirected", "session_of",
     }  # fmt: skip
 
 
