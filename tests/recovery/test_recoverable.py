@@ -25,6 +25,7 @@ from tinker_deadlines.calls import KINDS
 from tinker_deadlines.lab import Lab
 from tinker_deadlines.lab.faults import Faults
 from tinker_deadlines.lab.proxy import FaultProxy
+from tinker_deadlines.policy import FlatPolicy, Limit
 from tinker_deadlines.recovery.runs import RECOVER_VARIABLE, RUN_VARIABLE
 
 pytestmark = [
@@ -289,3 +290,56 @@ def test_what_recovery_does_is_said(tinker_lab: Lab, caplog: pytest.LogCaptureFi
     said = [record.getMessage() for record in caplog.records if record.name == "tinker_deadlines"]
     assert len([each for each in said if each.startswith("a training client is given up: StuckCallError")]) == 1
     assert any(re.match(r"training goes on: noticed after \d\.\d s, step \d+ restored in", each) for each in said)
+
+
+@pytest.mark.parametrize("method", ["save_state", "save_weights_for_sampler"])
+def test_a_save_that_landed_is_used(tinker_lab: Lab, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Its answer is lost, and what comes after it is told that the name exists: the SDK would repeat it for 300 s."""
+    monkeypatch.delenv(env_var_for("save_state"))
+    monkeypatch.delenv(env_var_for("save_weights_for_sampler"))
+    path = "save_weights_for_sampler" if "sampler" in method else "save_weights"
+    rules = fault("lose_answer", f'path = "{path}"\nnth = 1') + fault(
+        "status", f'path = "{path}"\nnth = "2.."\nstatus = 409', "taken"
+    )
+    with behind(tinker_lab, rules) as proxy:
+        tinker_deadlines.install()
+        client = begin(proxy.url, tinker_lab.base_model)
+        began = time.monotonic()
+        saved = getattr(client, method)("mine").result()
+        assert time.monotonic() - began < 5
+        assert saved.path.endswith("/mine")
+        assert len([each for each in proxy.log if each.rule == "taken"]) <= 3
+
+
+class Second:
+    """A policy whose limits are a second, not set by a person."""
+
+    name = "second"
+
+    def limit(self, kind: object, work: object, model: object) -> Limit:
+        return Limit(1.0 if kind == "save_state" else 6.0, "the policy 'second'", "learned", 0.1)
+
+    def learn(self, sample: object) -> None:
+        """Learns nothing."""
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["a limit of ours", "a person's limit"])
+def test_a_save_whose_answer_never_comes_is_looked_for_at_its_limit(
+    tinker_lab: Lab, monkeypatch: pytest.MonkeyPatch, theirs: bool
+) -> None:
+    """It is used when it landed; a limit that a person set is obeyed exactly all the same."""
+    if not theirs:
+        monkeypatch.delenv(env_var_for("save_state"))
+    with behind(tinker_lab, fault("future_never_completes", 'path = "save_weights"')) as proxy:
+        tinker_deadlines.install()
+        tinker_deadlines.use_policy(Second())  # type: ignore[arg-type]
+        try:
+            client = begin(proxy.url, tinker_lab.base_model)
+            save = client.save_state("looked-for")
+            if theirs:
+                with pytest.raises(tinker_deadlines.StuckCallError):
+                    save.result()
+            else:
+                assert save.result(8).path.endswith("/looked-for")
+        finally:
+            tinker_deadlines.use_policy(FlatPolicy())

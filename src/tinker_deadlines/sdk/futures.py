@@ -18,9 +18,9 @@ from tinker_deadlines import clock
 from tinker_deadlines.budgets import Budget
 from tinker_deadlines.calls import Call
 from tinker_deadlines.errors import AbandonedCallsError, BudgetExhaustedError, DeadlineExpiry
-from tinker_deadlines.limits import MIN_LIMIT_S, ONCE_KINDS
+from tinker_deadlines.limits import LOOK_UP_S, MIN_LIMIT_S, ONCE_KINDS
 from tinker_deadlines.liveness.watcher import watcher
-from tinker_deadlines.sdk import private, traffic
+from tinker_deadlines.sdk import private, saves, traffic
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.learning import arrived_late
 from tinker_deadlines.sdk.stuck import StuckCallError
@@ -72,6 +72,7 @@ class SDKFuture(BoundedFuture[T]):
         self._again = again  # makes a second attempt, where the call may be made twice
         self._second: SecondAttempt | None = None
         self._job: Job | None = None
+        self._looked_up = False
         # The lane that this one keeps others from, as long as its outcome is unknown.
         self._fenced: Lane | None = None
         super().__init__(call, budget, lane)
@@ -141,10 +142,32 @@ class SDKFuture(BoundedFuture[T]):
             return False
         decision = watcher.decide(self._call)
         if decision.until is None:
-            return False
+            if self._call.limit is None or self._call.limit.fixed or not self.look_up():
+                return False
+            self._set_alarm(clock.monotonic() + LOOK_UP_S)
+            return True
+        if decision.verdict == "slow":
+            self.look_up()
         if decision.verdict == "slow" and self._again is not None and watcher.may_be_lost(self._call):
             self._try_again()
         self._set_alarm(decision.until)
+        return True
+
+    def look_up(self) -> bool:
+        """Begins to ask, once, whether a save landed whose answer is missing; false where there is nothing to ask."""
+        call = self._call
+        method = call.method.rpartition(".")[2]
+        if self._looked_up or method not in saves.SAVES or call.traffic is None or not call.args:
+            return False
+        self._looked_up = True
+        name = call.args[1] if len(call.args) > 1 else (call.kwargs or {}).get("name")
+        if not isinstance(name, str):
+            return False
+        try:
+            workers.start(_LookUp(self, call.args[0], method, name))
+        except (AbandonedCallsError, RuntimeError) as error:
+            log.warning("whether a save landed is not asked: %s", error)
+            return False
         return True
 
     def _try_again(self) -> None:
@@ -193,6 +216,30 @@ class SDKFuture(BoundedFuture[T]):
         if cancelled and self._job is not None:
             workers.abandon(self._job)
         return cancelled
+
+
+class _LookUp(Job):
+    """The question whether a save landed."""
+
+    __slots__ = ("_client", "_found", "_future", "_method", "_name")
+
+    def __init__(self, future: SDKFuture[Any], client: Any, method: str, name: str) -> None:
+        super().__init__()
+        self._future = future
+        self._client = client
+        self._method = method
+        self._name = name
+        self._found: Any = None
+
+    def run(self) -> None:
+        """Asks."""
+        self._found = saves.landed(self._client, self._method, self._name)
+
+    def tell(self) -> None:
+        """Completes the save, if it landed."""
+        if self._found is not None and not self._future.done():
+            log.warning("%s had landed, and its answer was lost: it is used", self._future.call.method)
+            self._future.finish(self._found)
 
 
 def is_future(value: object) -> bool:

@@ -93,6 +93,11 @@ async def _send_for(
     finally:
         if call.id in board.in_flight:
             name = path.rpartition("/")[2]
+            if answer == "409" and traffic.failures:
+                # The name is taken, and an earlier answer of this very call is missing.
+                look_up = getattr(call.owner, "look_up", None)
+                if look_up is not None:
+                    look_up()
             traffic.ended(f"{name} {answer}", good=good, poll=name == "retrieve_future")
             _note_pause(call, traffic, answer, queue)
             session = sessions.get(call.session)

@@ -35,6 +35,7 @@ from tinker_deadlines.sdk.futures import (
 )
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.remaking import Making, remaking
+from tinker_deadlines.sdk.saves import SAVES
 from tinker_deadlines.sdk.surface import Argument, Method
 from tinker_deadlines.sdk.traffic import call_in_context
 from tinker_deadlines.waiting.aio import until_any
@@ -156,7 +157,7 @@ class Bounder:
             self.kind, limit.seconds, limit.owner, self.label, work, limit=limit, model=model,
             session=known.session if known is not None else None,
         )  # fmt: skip
-        if self.row.work is not None:
+        if self.row.work is not None or self._name in SAVES:
             call.args, call.kwargs = args, kwargs or None
         lane = _lane_of(client) if self.row.ordered else None
         if lane is not None and lane.fence is not None:
