@@ -4,8 +4,8 @@ usage: python -m benchmarks.killed [--trials 200] [--seed 1] [--steps 12]
 
 Each trial is a run under `tinker-deadlines run --recover` against a lab, killed after a random time between its start
 and its usual end, gone on with, and killed once more in one of three trials. At its end its losses have to be those of
-a run that nobody killed, to the last digit, and the lab's own list has to show that what was sent after the last
-restore is each step once.
+a run that nobody killed, to the last digit, and the lab's own list has to show that the last process sent each step
+that its checkpoint did not have, once and in order, and no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tinker_deadlines import last_confirmed
 from tinker_deadlines.lab import Lab
+from tinker_deadlines.recovery.runs import RunError
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "recovery" / "train.py"
 LONGEST_S = 90.0
@@ -56,14 +58,21 @@ class Trial:
         return re.findall(r"^loss \d+ (\S+)$", said, re.MULTILINE), process.returncode == 0, time.monotonic() - began
 
 
-def once_each(lab: Lab, since: int, steps: int) -> bool:
-    """Whether what the lab executed for the last client is each step once, behind what that was restored to."""
-    ran = lab.executions()[since:]
-    last = [each for each in ran if each["model_id"] == ran[-1]["model_id"]]
-    trained = [str(each["type"]) for each in last if each["type"] in ("ForwardBackward", "OptimStep")]
-    restored = any(each["type"] == "LoadWeights" for each in last)
-    whole = trained == ["ForwardBackward", "OptimStep"] * (len(trained) // 2)
-    return whole and (restored or len(trained) == 2 * steps)
+def once_each(lab: Lab, since: int, missing: int) -> bool:
+    """Whether the lab executed each step that was missing once, in order, and no other."""
+    ran = [str(each["type"]) for each in lab.executions()[since:]]
+    return [each for each in ran if each in ("ForwardBackward", "OptimStep")] == [
+        "ForwardBackward",
+        "OptimStep",
+    ] * missing
+
+
+def confirmed(name: str) -> int:
+    """The optimizer steps that the last checkpoint of a run has; 0 where there is none."""
+    try:
+        return next((client.step for client in last_confirmed(name)), 0)
+    except RunError:
+        return 0  # it was killed before it had a directory
 
 
 def main() -> int:
@@ -75,17 +84,20 @@ def main() -> int:
     options = parser.parse_args()
     chance, different, doubled, killed = random.Random(options.seed), 0, 0, []
     with Lab() as lab, tempfile.TemporaryDirectory() as home:
-        expected, _, usual_s = Trial(lab, home, "expected", options.steps).process()
+        os.environ["TINKER_DEADLINES_HOME"] = home
+        usual = [Trial(lab, home, "expected", options.steps).process() for _ in range(3)]
+        expected, usual_s = usual[0][0], min(seconds for _, _, seconds in usual)
         for number in range(options.trials):
-            trial, since = Trial(lab, home, f"trial-{number}", options.steps), len(lab.executions())
+            trial = Trial(lab, home, f"trial-{number}", options.steps)
             kill_after_s = chance.uniform(0.2, usual_s)
             losses, ended, _ = trial.process("--recover", kill_after_s=kill_after_s)
             killed += [] if ended else [kill_after_s]
             if not ended and chance.random() < 1 / 3:
                 trial.process(*how(home, number), kill_after_s=chance.uniform(0.2, usual_s))
+            since, missing = len(lab.executions()), options.steps - confirmed(f"trial-{number}")
             losses, _, _ = trial.process(*how(home, number))
             different += losses != expected
-            doubled += not once_each(lab, since, options.steps)
+            doubled += not once_each(lab, since, missing)
             print(f"{number + 1}: killed after {kill_after_s:.2f} s, losses equal: {losses == expected}", flush=True)
     print(
         f"{options.trials} trials, {len(killed)} killed before their end, at {statistics.median(killed):.2f} s at the "

@@ -32,13 +32,14 @@ def test_the_core_depends_on_nothing() -> None:
 
 
 def test_the_extras_are_those_that_the_readme_names() -> None:
-    """`cli`, `lab`, `record`, `postgres` and `all`."""
+    """`cli`, `lab`, `record`, `postgres`, `recovery` and `all`."""
     assert sorted(DISTRIBUTION.metadata.get_all("Provides-Extra") or ()) == [
         "all",
         "cli",
         "lab",
         "postgres",
         "record",
+        "recovery",
     ]
 
 

@@ -90,6 +90,8 @@ class Recovering:
         self._service: Any = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._draining = False
+        # What the client in use was sent and has not answered.
+        self._on_their_way: set[Future[Any]] = set()
         self._saving_after: int | None = None
         self._saved_step = 0
         self._step_ended_at = 0.0
@@ -218,12 +220,20 @@ class Recovering:
             self._needs_base = False
             self._save(Checkpoint(call.number - 1, 0, ""))
         call.sent_at = clock.monotonic()
-        future = standard(getattr(self.client, method)(*args, **kwargs))
+        future = self._sent(getattr(self.client, method)(*args, **kwargs))
         future.add_done_callback(partial(self._ended, self._generation, call))
         if method == _STEP:
-            step = self._ledger.entry(call.number).step
-            if step - self._saved_step >= self._kept.spacing().steps and not self._saves_refused:
+            step, spacing = self._ledger.entry(call.number).step, self._kept.spacing()
+            if step - self._saved_step >= spacing.steps and not self._saves_refused:
+                log.info("%s", spacing)
                 self._save(Checkpoint(call.number, step, ""))
+
+    def _sent(self, returned: Any) -> Future[Any]:
+        """The standard future of a call that was sent to the client in use."""
+        future = standard(returned)
+        self._on_their_way.add(future)
+        future.add_done_callback(self._on_their_way.discard)
+        return future
 
     def _ended(self, generation: int, call: Submitted, future: Future[Any]) -> None:
         # On the SDK's loop, most of the time: writing waits.
@@ -314,7 +324,7 @@ class Recovering:
         name = f"deadlines-{self._generation}-{at.step}-{at.after}"
         sent_at = clock.monotonic()
         try:
-            future = standard(self.client.save_state(name, ttl_seconds=limits.CHECKPOINT_TTL_S))
+            future = self._sent(self.client.save_state(name, ttl_seconds=limits.CHECKPOINT_TTL_S))
         except Exception as error:
             log.warning("no checkpoint could be taken: %s: %s", type(error).__name__, error)
             return
@@ -451,7 +461,7 @@ class Recovering:
     def _send_again(self, entry: Entry) -> None:
         """Sends a call whose caller has its answer."""
         method, args, kwargs = self._kept.spool[entry.number]
-        future = standard(getattr(self.client, method)(*args, **kwargs))
+        future = self._sent(getattr(self.client, method)(*args, **kwargs))
         generation = self._generation
         future.add_done_callback(lambda ended: self._later(partial(self._sent_again, generation, ended)))
 
@@ -490,10 +500,15 @@ class Recovering:
     def _use(self, service: Any, client: Any, at: Checkpoint) -> None:
         with self._lock:
             former, self._service = self._service, service
+            abandoned = [*self._on_their_way]
+            self._on_their_way.clear()
             self.client, self._restored = client, at
             self._saved_names = set()
             self._generation += 1
             self._saved_step = at.step
+        for future in abandoned:
+            # They would be asked for as long as the process lives, over connections of their own.
+            getattr(future, "let_go", future.cancel)()
         if former is not None:
             finish(former)
 

@@ -416,6 +416,11 @@ class BoundedFuture(Future[T]):
         if self._call.kind in SAMPLING_KINDS and self._followed is not None and self._error is not None:
             self._followed.cancel()
 
+    def let_go(self) -> None:
+        """Stops what still works on a training call whose client is given up: nobody's turn hangs on it any more."""
+        if self._followed is not None:
+            self._followed.cancel()
+
     def _was_sent(self) -> bool | None:
         """Whether the call was seen to leave; `None` where its traffic is not watched."""
         return None
