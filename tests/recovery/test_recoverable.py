@@ -29,6 +29,7 @@ from tinker_deadlines.policy import FlatPolicy, Limit
 from tinker_deadlines.recovery.runs import RECOVER_VARIABLE, RUN_VARIABLE
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),

@@ -113,7 +113,8 @@ def key_of(holder: Any) -> str | None:
 
 def address_of(holder: Any) -> str | None:
     """The service's address that a session was begun with; `None` where a version keeps it elsewhere."""
-    address = getattr(holder, "_base_url", None)
+    given = getattr(holder, "_constructor_kwargs", {})
+    address = getattr(holder, "_base_url", None) or given.get("base_url")
     return str(address) if address is not None else None
 
 
