@@ -15,6 +15,7 @@ from tinker_deadlines.calls import KINDS, TinkerCallKind, Work
 from tinker_deadlines.cli import refuse
 from tinker_deadlines.limits import POLICY_ENV
 from tinker_deadlines.record import RecordError, place_of
+from tinker_deadlines.recovery.rules import worst_case
 from tinker_deadlines.replay import EXAMPLES, Trace, TraceError, load, parse, run, table
 
 __all__ = ["EXPLAIN_EXAMPLES", "REPLAY_EXAMPLES", "explain", "replay"]
@@ -154,7 +155,7 @@ def explain(
         str, typer.Option(metavar="NAME", help="Which policy; without it TINKER_DEADLINES_POLICY, or learned.")
     ] = "",
 ) -> int:
-    """Say how long a call may take and why: prediction, quantile, what it rests on, and who set it.
+    """Say how long a call may take and why, and what it can cost at worst: seconds, and how often it is made.
 
     It tells of limits that know nothing of earlier runs; what a run learned is in its own errors and its record.
     """
@@ -162,7 +163,9 @@ def explain(
         policies.use_policy(policies.policy_named(policy or os.environ.get(POLICY_ENV) or "learned"))
         sizes = _sizes(work)
         for each in KINDS if not kind else (_kind(kind),):
-            print(policies.explain(each, sizes, model))
+            found = policies.explain(each, sizes, model)
+            limit = found.limit
+            print(found, worst_case(each, limit.seconds, found.ceiling_s, fixed=limit.fixed))
     except ValueError as error:
         return refuse(str(error))
     return 0
