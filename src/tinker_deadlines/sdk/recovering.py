@@ -27,6 +27,7 @@ from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry, Diverg
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.recovery.digest import digest_of
 from tinker_deadlines.recovery.ledger import Checkpoint, Entry, Event
+from tinker_deadlines.sdk.errands import on_thread, on_worker
 from tinker_deadlines.sdk.kept import Kept
 from tinker_deadlines.sdk.remaking import Making, finish, place_of, remade
 from tinker_deadlines.sdk.saves import SAVES, landed
@@ -45,9 +46,8 @@ from tinker_deadlines.sdk.submitted import (
 from tinker_deadlines.sdk.surface import SURFACE
 from tinker_deadlines.waiting.limit import budget_for
 from tinker_deadlines.waiting.timer import timer
-from tinker_deadlines.waiting.workers import Job, workers
 
-__all__ = ["Recovering", "on_thread", "on_worker"]
+__all__ = ["Recovering"]
 
 log = logging.getLogger("tinker_deadlines")
 
@@ -571,31 +571,6 @@ class Recovering:
         if service is not None:
             finish(service)
         self._kept.close()
-
-
-def on_thread(run: Callable[[], None]) -> None:
-    """Runs what may take long, outside of every budget."""
-    thread = threading.Thread(target=run, name="tinker-deadlines-recovery", daemon=True)
-    run_within(None, thread.start)
-
-
-def on_worker(run: Callable[[], None]) -> None:
-    """Runs what is short."""
-    workers.start(_Drain(run))
-
-
-class _Drain(Job):
-    __slots__ = ("_run",)
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        super().__init__()
-        self._run = run
-
-    def run(self) -> None:
-        self._run()
-
-    def tell(self) -> None:
-        pass
 
 
 def _worth_another(error: BaseException) -> bool:
