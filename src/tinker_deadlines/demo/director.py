@@ -170,7 +170,7 @@ class _Stage:
     @contextlib.contextmanager
     def _started(self, act: Act, url: str, model: str) -> Iterator[subprocess.Popen[str]]:
         script = Path(__file__).with_name(act.script)
-        run = ["-m", "tinker_deadlines", "run", "--json", "--exit-grace", "2", *act.options, str(script)]
+        run = ["-m", "tinker_deadlines", "run", "--json", "--exit-grace", "5", *act.options, str(script)]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(DEADLINE_ENV_PREFIX)}
         process = subprocess.Popen(
             [sys.executable, *run, "--base-url", url, "--model", model],
