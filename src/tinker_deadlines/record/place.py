@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from tinker_deadlines.home import state_dir
+from tinker_deadlines.home import HOME_VARIABLE, state_dir
 
 __all__ = ["RECORD_VARIABLE", "Place", "RecordError", "place_of"]
 
@@ -52,10 +52,9 @@ def place_of(url: str | None = None) -> Place | None:
         return None
     _need("record", "sqlalchemy")
     if not text:
-        try:
-            path = state_dir() / _FILE
-        except ModuleNotFoundError as error:
-            raise RecordError(f"the record cannot be kept: {error}") from None
+        if not os.environ.get(HOME_VARIABLE):
+            _need("record", "platformdirs")
+        path = state_dir() / _FILE
         return Place(path, "", str(path))
     scheme, _, rest = text.partition("://")
     if scheme in _SQLITE and rest.startswith("/") and len(rest) > 1:
