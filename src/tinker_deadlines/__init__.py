@@ -12,6 +12,7 @@ from tinker_deadlines.errors import (
     BudgetExhaustedError,
     DeadlineExpiry,
     ForkedProcessError,
+    SessionBudgetError,
     TinkerDeadlineError,
     is_capacity_error,
     outcome_for,
@@ -23,6 +24,7 @@ from tinker_deadlines.waiting import DeadlineFuture, call_with_deadline, wait_wi
 if TYPE_CHECKING:
     from tinker_deadlines.remember import install, uninstall
     from tinker_deadlines.sdk.install import guard
+    from tinker_deadlines.sdk.ready import ready, ready_async
     from tinker_deadlines.sdk.stuck import StuckCallError
     from tinker_deadlines.waiting.aio import await_with_deadline
 
@@ -40,6 +42,7 @@ __all__ = [
     "Limit",
     "Policy",
     "Sample",
+    "SessionBudgetError",
     "StuckCallError",
     "TinkerCallKind",
     "TinkerDeadlineError",
@@ -55,6 +58,8 @@ __all__ = [
     "is_capacity_error",
     "outcome_for",
     "policy_named",
+    "ready",
+    "ready_async",
     "remaining_s",
     "uninstall",
     "use_policy",
@@ -68,6 +73,8 @@ _LATER = {
     "await_with_deadline": "tinker_deadlines.waiting.aio",
     "guard": "tinker_deadlines.sdk.install",
     "install": "tinker_deadlines.remember",
+    "ready": "tinker_deadlines.sdk.ready",
+    "ready_async": "tinker_deadlines.sdk.ready",
     "uninstall": "tinker_deadlines.remember",
 }
 

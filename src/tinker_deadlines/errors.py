@@ -11,7 +11,8 @@ The error model, before the classes:
 3. **An enclosing budget** ran out: `BudgetExhaustedError`. It is the episode's own fact, `blame` is "budget"; it is
    no `TimeoutError`, does not say the words that retry loops look for, and is never retried.
 4. **We refuse** before anything is sent: `AbandonedCallsError` when too many threads are stuck already,
-   `ForkedProcessError` in a forked child where the SDK cannot work.
+   `ForkedProcessError` in a forked child where the SDK cannot work, `SessionBudgetError` when this process holds as
+   many sessions as it may.
 
 `submission` says what is known of the work: "not sent", "sent", or "indeterminate" for a call that may have been
 executed and must not be repeated blindly. Every class pickles with all its facts but `late`, a handle of this process.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from tinker_deadlines.calls import TRAINING_KINDS, TinkerCallKind, Verdict
-from tinker_deadlines.limits import env_var_for
+from tinker_deadlines.limits import SESSION_BUDGET_ENV, env_var_for
 
 __all__ = [
     "AbandonedCallsError",
@@ -34,6 +35,7 @@ __all__ = [
     "DeadlineExpiry",
     "ForkedProcessError",
     "Late",
+    "SessionBudgetError",
     "Submission",
     "TinkerDeadlineError",
     "is_capacity_error",
@@ -315,8 +317,37 @@ class ForkedProcessError(_FactsError):
         )
 
 
+class SessionBudgetError(_FactsError):
+    """This process holds as many sessions of the service as it may, so another one is refused.
+
+    Cause: so many clients connected and were not closed. Consequence: nothing was sent; clients that are connected
+    work on. Remedy: share one service client, or close each when it is done; `TINKER_DEADLINES_SESSIONS` sets the
+    number, and the service itself was seen to refuse at about 240.
+
+    Attributes:
+        open: Sessions that are open, those among them whose creation was never answered.
+        most: The most that may be.
+        created: Sessions that this process has created in all.
+    """
+
+    _facts = ("open", "most", "created")
+
+    def __init__(self, open: int, most: int, created: int) -> None:
+        self.open = open
+        self.most = most
+        self.created = created
+
+    def _message(self) -> str:
+        return (
+            f"{self.open} Tinker sessions of this process are open (at most {self.most} may be; it has created "
+            f"{self.created}): no further one was created. The service refuses all new ones from about 240 on. Share "
+            f"one ServiceClient among your workers, or close() each when it is done; {SESSION_BUDGET_ENV} allows more."
+        )
+
+
 for _error in (TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry):
     _error.__module__ = "tinker_deadlines"
+SessionBudgetError.__module__ = "tinker_deadlines"
 
 # Classification ---------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_DEADLINES_S",
     "DUMPED_CALLS",
     "EXIT_GRACE_S",
+    "EXPIRIES_IN_A_ROW",
     "FALSE_KILLS",
     "FALSE_KILLS_ONCE",
     "FLOORS_S",
@@ -64,6 +65,7 @@ __all__ = [
     "PRIOR_CALLS",
     "PRIOR_SIGMA",
     "PROBE_LIMIT_S",
+    "READY_STREAMS",
     "RECORD_BACKLOG",
     "RECORD_BATCH",
     "RECORD_BUSY_S",
@@ -75,7 +77,12 @@ __all__ = [
     "RECORD_STATE_S",
     "REDRAW_EVERY_S",
     "REFIT_EVERY",
+    "SAMPLERS_KEPT",
     "SESSIONS_KEPT",
+    "SESSION_BUDGET",
+    "SESSION_BUDGET_ENV",
+    "SESSION_WARN_SHARE",
+    "SHARE_ENV",
     "SILENCE_S",
     "SIZE_EXTRA_B",
     "SIZE_REFERENCE_B",
@@ -96,6 +103,8 @@ __all__ = [
     "ceiling_for",
     "env_var_for",
     "override_for",
+    "sessions_allowed",
+    "sharing_wanted",
 ]
 
 # The ceiling of ignorance: what holds while nothing better is known about a call. The numbers come from runs with
@@ -243,6 +252,33 @@ LOAD_BY_CHANCE = 1.5
 # A count: sampling clients that are kept for second attempts, one for each weights. Arbitrary: a run samples from few
 # weights at a time, and a client is made again in half a second.
 HEDGE_CLIENTS = 8
+
+# Sessions -----------------------------------------------------------------------------------------------------------
+# None of these are seconds.
+
+# Sessions that a process may hold open. The service was seen to refuse the next at about 240; the rest is room for
+# other processes of the same key, and for sessions whose creation was never answered.
+SESSION_BUDGET = 200
+SESSION_BUDGET_ENV = "TINKER_DEADLINES_SESSIONS"
+
+# A person hears of it, once, when this share of it is used.
+SESSION_WARN_SHARE = 0.8
+
+# Whether equal clients share one session: "on" where it is not set.
+SHARE_ENV = "TINKER_DEADLINES_SHARE"
+
+# A session in which so many calls in a row ran into their limits is shared with no further client. Runs that went on
+# with theirs had 9 and 96 such calls, while a fresh process was answered in 1.7 s; not after one, because each
+# new session is one of those that the budget counts.
+EXPIRIES_IN_A_ROW = 3
+
+# Sampling clients of a session that are kept while nobody else holds them. Arbitrary: rollouts sample from few weights
+# at a time, and a client is made again in half a second.
+SAMPLERS_KEPT = 32
+
+# Small samples that go out at once to get new weights ready. One did not do: of the calls after it, a fifth were still
+# lost; the cost is the way to many streams.
+READY_STREAMS = 8
 
 # The record ---------------------------------------------------------------------------------------------------------
 
@@ -520,3 +556,36 @@ def ceiling_for(group: Literal["sampling", "training"], default_s: float) -> flo
     return (
         default_s if text is None else parse_seconds(text, what=f"the environment variable {name}", example=default_s)
     )
+
+
+def sessions_allowed() -> int:
+    """How many sessions this process may hold open: what a person set in the environment, read now, else the default.
+
+    Raises:
+        ValueError: the variable holds anything but a whole number above 0.
+    """
+    text = os.environ.get(SESSION_BUDGET_ENV)
+    if text is None:
+        return SESSION_BUDGET
+    try:
+        most = int(text)
+    except ValueError:
+        most = 0
+    if most < 1:
+        raise ValueError(
+            f"the environment variable {SESSION_BUDGET_ENV} is {text!r}, which is not a whole number above 0; set it "
+            f"to a number such as {SESSION_BUDGET}, or remove it"
+        )
+    return most
+
+
+def sharing_wanted() -> bool:
+    """Whether equal clients share one session, as a person says in the environment: "on", "off", or nothing for on.
+
+    Raises:
+        ValueError: the variable holds anything else.
+    """
+    text = os.environ.get(SHARE_ENV, "on")
+    if text not in ("on", "off"):
+        raise ValueError(f'the environment variable {SHARE_ENV} is {text!r}; set it to "on" or "off", or remove it')
+    return text == "on"

@@ -21,8 +21,10 @@ from tinker_deadlines.errors import AbandonedCallsError, DeadlineExpiry
 from tinker_deadlines.limits import MIN_LIMIT_S
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import traffic
+from tinker_deadlines.sdk.facts import doubt
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.learning import arrived_late
+from tinker_deadlines.sdk.shared import shared
 from tinker_deadlines.sdk.stuck import StuckCallError
 from tinker_deadlines.waiting.blocking import close_late
 from tinker_deadlines.waiting.futures import BoundedFuture
@@ -99,9 +101,23 @@ class SDKFuture(BoundedFuture[T]):
         self._job = job
 
     def _received(self, result: T) -> T:
-        if self._arrived is not None and isinstance(result, _MADE_BY_CLIENTS):
-            self._arrived(result)
+        if self._arrived is not None:
+            if isinstance(result, _MADE_BY_CLIENTS):
+                self._arrived(result)
+            elif isinstance(path := getattr(result, "path", None), str):
+                shared.saved(path)
         return result
+
+    def fail(self, error: BaseException) -> None:
+        """Fails as `BoundedFuture` does. Who hears of it and makes another client must not get the same one again."""
+        doubt(self._call, error)
+        super().fail(error)
+
+    def _end_early(self) -> None:
+        budget = self._budget
+        if budget is None or clock.monotonic() < budget.deadline - MIN_LIMIT_S:
+            doubt(self._call)
+        super()._end_early()
 
     def _arrived_late(self, result: T) -> None:
         close_late(result)
