@@ -20,6 +20,7 @@ from tinker_deadlines import (
     Limit,
     Policy,
     Sample,
+    SessionBudgetError,
     StuckCallError,
     TinkerCallKind,
     TinkerDeadlineError,
@@ -35,6 +36,8 @@ from tinker_deadlines import (
     is_capacity_error,
     outcome_for,
     policy_named,
+    ready,
+    ready_async,
     remaining_s,
     uninstall,
     use_policy,
@@ -75,7 +78,14 @@ def the_sdks_futures_can_be_waited_on(
 def a_guarded_client_keeps_its_type(client: tinker.ServiceClient) -> None:
     assert_type(guard(client), tinker.ServiceClient)
     assert_type(install(), None)
+    assert_type(install(share=False), None)
     assert_type(uninstall(), None)
+
+
+async def fresh_weights_are_warmed(training: tinker.TrainingClient) -> float:
+    sampler = training.save_weights_and_get_sampling_client()
+    assert_type(ready(sampler), float)
+    return await ready_async(sampler.result(), streams=4)
 
 
 def kinds_are_literals(kind: TinkerCallKind) -> None:
@@ -109,6 +119,8 @@ def errors_carry_facts(error: BaseException) -> str:
         return str(error.abandoned)
     if isinstance(error, ForkedProcessError):
         return error.what
+    if isinstance(error, SessionBudgetError):
+        return str(error.open + error.most + error.created)
     return tinker_deadlines.__version__
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "facts_of",
     "is_doubted",
     "is_in_use",
+    "known_behind",
     "known_of",
     "name_of",
     "note_maker",
@@ -144,23 +145,29 @@ def doubt_client(client: Any) -> None:
         found.doubted = True
 
 
-def doubt(call: Call, error: BaseException | None = None) -> None:
+def known_behind(call: Call) -> Known | None:
+    """What is known of the client that a sampling call is made on, while the call has it."""
+    known = getattr(call.source, "known", None)
+    return known if isinstance(known, Known) else None
+
+
+def doubt(call: Call, known: Known | None, error: BaseException | None = None) -> None:
     """Notes of what a call went through that the call failed, unless that was its own fault or everybody's.
 
     Args:
         call: A call that is about to end so.
+        known: What is known of its client.
         error: What it failed with; `None` where it ran into its limit.
     """
     if call.verdict in _NOT_ITS_FAULT:
         return
-    known = getattr(call.source, "known", None)
     if error is None:
         session = sessions.get(call.session)
         if session is not None:
             session.expiries += 1  # racing threads may lose one
     elif getattr(error, "status_code", None) not in _LOST and not is_capacity_error(error):
         return
-    if isinstance(known, Known):
+    if known is not None:
         known.doubted = True
 
 

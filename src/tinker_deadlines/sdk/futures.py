@@ -16,12 +16,12 @@ from tinker.lib.public_interfaces.rest_client import RestClient  # not exported 
 
 from tinker_deadlines import clock
 from tinker_deadlines.budgets import Budget
-from tinker_deadlines.calls import Call
+from tinker_deadlines.calls import Call, Verdict
 from tinker_deadlines.errors import AbandonedCallsError, DeadlineExpiry
 from tinker_deadlines.limits import MIN_LIMIT_S
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import traffic
-from tinker_deadlines.sdk.facts import doubt
+from tinker_deadlines.sdk.facts import doubt, known_behind
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.learning import arrived_late
 from tinker_deadlines.sdk.shared import shared
@@ -110,14 +110,13 @@ class SDKFuture(BoundedFuture[T]):
 
     def fail(self, error: BaseException) -> None:
         """Fails as `BoundedFuture` does. Who hears of it and makes another client must not get the same one again."""
-        doubt(self._call, error)
+        doubt(self._call, known_behind(self._call), error)
         super().fail(error)
 
-    def _end_early(self) -> None:
-        budget = self._budget
-        if budget is None or clock.monotonic() < budget.deadline - MIN_LIMIT_S:
-            doubt(self._call)
-        super()._end_early()
+    def convict(self, verdict: Verdict, findings: tuple[str, ...]) -> None:
+        """Ends the call as `BoundedFuture` does; what it went through is doubted."""
+        doubt(self._call, known_behind(self._call))
+        super().convict(verdict, findings)
 
     def _arrived_late(self, result: T) -> None:
         close_late(result)
@@ -130,8 +129,10 @@ class SDKFuture(BoundedFuture[T]):
         budget = self._budget
         if budget is not None and clock.monotonic() >= budget.deadline - MIN_LIMIT_S:
             return False
+        known = known_behind(self._call)  # whoever finds out about a dead call takes this away
         decision = watcher.decide(self._call)
         if decision.until is None:
+            doubt(self._call, known)
             return False
         if decision.verdict == "slow" and self._again is not None and watcher.may_be_lost(self._call):
             self._try_again()

@@ -17,6 +17,7 @@ from typing import Any
 __all__ = [
     "base_model_of",
     "detach",
+    "finish",
     "heartbeat",
     "holder_module",
     "holder_of",
@@ -164,6 +165,37 @@ def service_around(holder: Any) -> Any:
         return None
     service._session_holder = holder
     return service
+
+
+def finish(holder: Any, session: str, status: str, limit_s: float) -> Coroutine[Any, Any, None] | None:
+    """A request that ends a session, as closing its service client does; `None` in versions that cannot.
+
+    It goes over the connection that the session was made with. Those of `close` need a thread of the interpreter's for
+    what they look up first, and an interpreter that is shutting down has none to give.
+
+    Args:
+        holder: What the session's requests go through.
+        session: The session's name.
+        status: How it ended: "success", "errored" or "interrupted".
+        limit_s: Seconds that the request may take.
+    """
+    from tinker import ServiceClient
+    from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+
+    if not hasattr(ServiceClient, "close"):
+        return None
+
+    async def end() -> None:
+        body = {"reason": {"type": status}, "detail": None}
+        with holder.aclient(ClientConnectionPoolType.SESSION) as client:
+            await client.post(
+                f"/api/v1/sessions/{session}/finish",
+                body=body,
+                cast_to=type(None),
+                options={"max_retries": 0, "timeout": limit_s},
+            )
+
+    return end()
 
 
 def known_losses_may_come_again(holder: Any) -> None:

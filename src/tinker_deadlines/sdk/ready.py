@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeGuard, cast
 
-from tinker import ModelInput, SamplingParams
+from tinker import ModelInput, SamplingClient, SamplingParams
 
 from tinker_deadlines import clock
 from tinker_deadlines.calls import Work
 from tinker_deadlines.limits import READY_STREAMS
 from tinker_deadlines.sdk.facts import known_of
 from tinker_deadlines.waiting.aio import await_with_deadline
-from tinker_deadlines.waiting.futures import source_of, wait_with_deadline
+from tinker_deadlines.waiting.futures import DeadlineFuture, source_of, wait_with_deadline
 
 __all__ = ["ready", "ready_async"]
 
 _WORK = Work(prompt_tokens=1, max_tokens=1, num_samples=1, fresh=True)
 
 
-def ready(sampler: Any, streams: int = READY_STREAMS) -> float:
+def ready(sampler: SamplingClient | DeadlineFuture[SamplingClient], streams: int = READY_STREAMS) -> float:
     """Warms fresh weights: sends small samples over several streams at once, and waits until each is answered.
 
     Where weights were published just now, a fifth of the first wave was seen to be lost. These calls carry `fresh`
@@ -42,7 +42,7 @@ def ready(sampler: Any, streams: int = READY_STREAMS) -> float:
     started_at = clock.monotonic()
     sent: list[Any] = []
     try:
-        client = wait_with_deadline("connect", sampler) if hasattr(sampler, "result") else sampler
+        client = wait_with_deadline("connect", sampler) if _is_future(sampler) else sampler
         _send(client, streams, sent)
         for sample in sent:
             wait_with_deadline("sample", sample, _WORK)
@@ -51,17 +51,21 @@ def ready(sampler: Any, streams: int = READY_STREAMS) -> float:
     return clock.monotonic() - started_at
 
 
-async def ready_async(sampler: Any, streams: int = READY_STREAMS) -> float:
+async def ready_async(sampler: SamplingClient | DeadlineFuture[SamplingClient], streams: int = READY_STREAMS) -> float:
     """Does what `ready` does, for async code: it is awaited, and the event loop goes on meanwhile."""
     started_at = clock.monotonic()
     sent: list[Any] = []
     try:
-        client = await await_with_deadline("connect", sampler) if hasattr(sampler, "result") else sampler
+        client = await await_with_deadline("connect", cast(Any, sampler)) if _is_future(sampler) else sampler
         _send(client, streams, sent)
         await asyncio.gather(*(await_with_deadline("sample", sample, _WORK) for sample in sent))
     finally:
         _let_go(sent)
     return clock.monotonic() - started_at
+
+
+def _is_future(sampler: object) -> TypeGuard[DeadlineFuture[SamplingClient]]:
+    return hasattr(sampler, "result")  # in some versions it is a sampling client as well
 
 
 def _send(client: Any, streams: int, sent: list[Any]) -> None:

@@ -334,13 +334,15 @@ class Shared:
         """
         with self._lock:
             slots = [slot for slot in self._open.values() if self._everybody or slot.ours]
-        closing = {
-            future: slot
-            for slot in slots
-            if not slot.elsewhere and not _is_busy(slot) and (future := self._finish(slot, status)) is not None
-        }
-        for future in wait(closing, wait_s).not_done:
-            session_budget.orphaned(closing[future].session)
+        ending = {}
+        for slot in slots:
+            future = None if slot.elsewhere or _is_busy(slot) else _ending(slot, status, wait_s)
+            if future is not None:
+                self._unlist(slot)
+                self.note_end(slot, future)
+                ending[future] = slot
+        for future in wait(ending, wait_s).not_done:
+            session_budget.orphaned(ending[future].session)
 
 
 shared = Shared()
@@ -375,6 +377,19 @@ def close_at_exit(status: Status | None = None) -> None:
         error = getattr(sys, "last_value", None)  # what the interpreter has printed, if anything
         status = "success" if error is None else "errored" if isinstance(error, Exception) else "interrupted"
     shared.close_all(status, LAST_WORDS_S)
+
+
+def _ending(slot: Slot, status: Status, limit_s: float) -> Future[None] | None:
+    """Asks the service to end a session; `None` where this version of the SDK cannot."""
+    loop = private.sdk_loop()
+    request = None if loop is None else private.finish(slot.holder, slot.session, status, limit_s)
+    if loop is None or request is None:
+        return None
+    token = call_in_context.set(_NOT_COUNTED)
+    try:
+        return asyncio.run_coroutine_threadsafe(request, loop)
+    finally:
+        call_in_context.reset(token)
 
 
 def _limit_s() -> float:
