@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 # The pages of the lab are tested where the lab is.
-_PAGES = ("index", "tutorial", "policies", "liveness", "errors", "testing")
+_PAGES = ("index", "tutorial", "policies", "liveness", "recovery", "errors", "testing")
 PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in _PAGES))]
 ALL_PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 

@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_DEADLINES_S",
     "DUMPED_CALLS",
     "EXIT_GRACE_S",
+    "EXIT_PAUSE_S",
     "EXPIRIES_IN_A_ROW",
     "FALSE_KILLS",
     "FALSE_KILLS_ONCE",
@@ -254,7 +255,12 @@ LOAD_BY_CHANCE = 1.5
 HEDGE_CLIENTS = 8
 
 # Sessions -----------------------------------------------------------------------------------------------------------
-# None of these are seconds.
+
+# Seconds: after its last request the process goes on for so long before it ends. The SDK's transport has answered by
+# then, and its threads still have to return from Python: one that finds the interpreter gone aborts the process.
+EXIT_PAUSE_S = 0.05
+
+# None of the following are seconds.
 
 # Sessions that a process may hold open. The service was seen to refuse the next at about 240; the rest is room for
 # other processes of the same key, and for sessions whose creation was never answered.

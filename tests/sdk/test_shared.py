@@ -209,8 +209,9 @@ def test_sharing_can_be_turned_off(how: str, service: Service, monkeypatch: pyte
     assert len(service.sessions()) == len(service.samplers()) == 3
 
 
-def test_a_guarded_client_shares_nothing(service: Service) -> None:
-    """`guard()` bounds calls, and changes nothing else."""
+def test_a_guarded_client_shares_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`guard()` bounds calls, and changes nothing else: nobody's sessions are counted."""
+    monkeypatch.setenv("TINKER_DEADLINES_SESSIONS", "1")
     for _ in range(2):
         service.sampler(tinker_deadlines.guard(service.client()))
     assert len(service.sessions()) == 2
@@ -243,6 +244,8 @@ def test_the_last_one_to_close_ends_the_session(service: Service, sharing: None)
     one, two = service.sampler(first), service.sampler(second)
     assert one is two
     (session,) = service.sessions()
+    with pytest.raises(TypeError):
+        first.close()
     settled(first.close("success"))
     settled(first.close("success"))
     with pytest.raises(RuntimeError, match="closed"):

@@ -163,7 +163,7 @@ def doubt(call: Call, known: Known | None, error: BaseException | None = None) -
         return
     if error is None:
         session = sessions.get(call.session)
-        if session is not None:
+        if session is not None and call.kind not in ("connect", "rest"):
             session.expiries += 1  # racing threads may lose one
     elif getattr(error, "status_code", None) not in _LOST and not is_capacity_error(error):
         return

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import inspect
 import logging
 import os
 import sys
@@ -28,7 +29,7 @@ import httpx
 
 from tinker_deadlines import clock
 from tinker_deadlines.calls import Call, board
-from tinker_deadlines.limits import LAST_WORDS_S, sessions_allowed, sharing_wanted
+from tinker_deadlines.limits import EXIT_PAUSE_S, LAST_WORDS_S, sessions_allowed, sharing_wanted
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.policy import limit_for
@@ -196,7 +197,8 @@ class Shared:
     def _make(self, slot: Slot, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         try:
             self._sweep()
-            outages.wait_out(slot.address)
+            if self._everybody or slot.ours:
+                outages.wait_out(slot.address)
             number = self._begin()
             try:
                 holder = make(**arguments)
@@ -219,7 +221,7 @@ class Shared:
         return holder
 
     def _begin(self) -> int:
-        most = sessions_allowed()
+        most = sessions_allowed() if self._everybody else sys.maxsize
         with self._lock:
             number = session_budget.begin(most)
             warning = session_budget.warning(most)
@@ -343,6 +345,9 @@ class Shared:
                 ending[future] = slot
         for future in wait(ending, wait_s).not_done:
             session_budget.orphaned(ending[future].session)
+        if ending:
+            # Real time on purpose: this is about threads, not about calls.
+            threading.Event().wait(EXIT_PAUSE_S)
 
 
 shared = Shared()
@@ -494,9 +499,11 @@ def sharing_sampler(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def closing_the_last(close: Callable[..., Any]) -> Callable[..., Any]:
     """`ServiceClient.close`, which ends a session when no other service client has it."""
+    signature = inspect.signature(close)
 
     @functools.wraps(close)
     def close_or_let_go(self: Any, *args: Any, **kwargs: Any) -> Any:
+        signature.bind(self, *args, **kwargs)  # a call that is wrong closes nothing
         slot = shared.slot_of(private.holder_of(self))
         if not shared.is_last(self) or slot is None:
             return close(self, *args, **kwargs)
