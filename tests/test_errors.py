@@ -23,6 +23,7 @@ from tinker_deadlines import (
     BudgetExhaustedError,
     DeadlineExpiry,
     ForkedProcessError,
+    SessionBudgetError,
     TinkerDeadlineError,
     env_var_for,
     is_capacity_error,
@@ -47,6 +48,7 @@ ERRORS: list[Any] = [
     BudgetExhaustedError("sample", owner="episode 7", budget_s=1800, elapsed_s=12.34, method="m", submission="sent"),
     AbandonedCallsError(33, 32),
     ForkedProcessError("SamplingClient.sample"),
+    SessionBudgetError(200, 200, 207),
 ]
 IDS = [f"{number} {type(error).__name__}" for number, error in enumerate(ERRORS)]
 

@@ -13,8 +13,9 @@ import pytest
 from running import RUN, STUCK_SAMPLE, WITHIN_S, environment, run, write
 from tinker_deadlines.calls import Board, Call
 from tinker_deadlines.errors import BudgetExhaustedError, TinkerDeadlineError
+from tinker_deadlines.recovery.sessions import Counts
 from tinker_deadlines.show.story import KEPT_CUTS, Story
-from tinker_deadlines.show.summary import calls_in_flight, summary_json, summary_text
+from tinker_deadlines.show.summary import calls_in_flight, sessions_lines, summary_json, summary_text
 
 SAMPLE_SOON = ("--limit", "sample=0.05")
 
@@ -42,6 +43,16 @@ def test_a_call_that_was_cut_is_named_with_its_facts() -> None:
     assert "1 Tinker call, 1 expired" in text
     assert "SamplingClient.sample given up after" in text
     assert "(limit 3 s, the default): it may be tried again" in text
+
+
+def test_sessions_are_told_where_there_is_something_to_tell() -> None:
+    """Not of the one that was finished; of several, how many of how many; of those that may be left, their ids."""
+    assert sessions_lines(Counts(0, 0, (), 0), 200) == sessions_lines(Counts(1, 1, (), 0), 200) == []
+    assert sessions_lines(Counts(3, 3, (), 0), 200) == ["  sessions: 3 created, 3 finished (at most 200 may be open)"]
+    assert sessions_lines(Counts(4, 1, ("session_a", "session_b"), 1), 5) == [
+        "  sessions: 4 created, 1 finished (at most 5 may be open)",
+        "    may be left on the service: session_a, session_b, 1 whose creation was not answered",
+    ]
 
 
 def test_an_exhausted_budget_is_no_expiry() -> None:

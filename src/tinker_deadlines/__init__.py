@@ -26,6 +26,7 @@ from tinker_deadlines.errors import (
     FencedClientError,
     ForkedProcessError,
     RecoveryFailedError,
+    SessionBudgetError,
     TinkerDeadlineError,
     UntrainableGroupError,
 )
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tinker_deadlines.recovery.runs import last_confirmed
     from tinker_deadlines.remember import install, uninstall
     from tinker_deadlines.sdk.install import guard
+    from tinker_deadlines.sdk.ready import ready, ready_async
     from tinker_deadlines.sdk.recoverable import recoverable
     from tinker_deadlines.sdk.stuck import StuckCallError
     from tinker_deadlines.waiting.aio import await_with_deadline
@@ -60,6 +62,7 @@ __all__ = [
     "Policy",
     "RecoveryFailedError",
     "Sample",
+    "SessionBudgetError",
     "StuckCallError",
     "TinkerCallKind",
     "TinkerDeadlineError",
@@ -81,6 +84,8 @@ __all__ = [
     "last_confirmed",
     "outcome_for",
     "policy_named",
+    "ready",
+    "ready_async",
     "recoverable",
     "remaining_s",
     "score_episodes",
@@ -99,6 +104,8 @@ _LATER = {
     "install": "tinker_deadlines.remember",
     "last_confirmed": "tinker_deadlines.recovery.runs",
     "recoverable": "tinker_deadlines.sdk.recoverable",
+    "ready": "tinker_deadlines.sdk.ready",
+    "ready_async": "tinker_deadlines.sdk.ready",
     "uninstall": "tinker_deadlines.remember",
 }
 

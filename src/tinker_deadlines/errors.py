@@ -12,8 +12,9 @@ The error model, before the classes:
    the call that it cut was dead or held up by the service; it is no `TimeoutError`, does not say the words that retry
    loops look for, and is never retried.
 4. **We refuse** before anything is sent: `AbandonedCallsError` when too many threads are stuck already,
-   `ForkedProcessError` in a forked child where the SDK cannot work, `FencedClientError` on a training client of which
-   it is not known what it has executed, `DivergedError` in a script that goes on with a run and does something else.
+   `ForkedProcessError` in a forked child where the SDK cannot work, `SessionBudgetError` when this process holds as
+   many sessions as it may, `FencedClientError` on a training client of which it is not known what it has executed,
+   `DivergedError` in a script that goes on with a run and does something else.
 5. **Recovery ended**: `RecoveryFailedError`, with what is needed to go on in another process.
 
 `submission` says what is known of the work: "not sent", "sent", or "indeterminate" for a call that may have been
@@ -26,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from tinker_deadlines.calls import TRAINING_KINDS, TinkerCallKind, Verdict
-from tinker_deadlines.limits import ALIVE_S, env_var_for
+from tinker_deadlines.limits import ALIVE_S, SESSION_BUDGET_ENV, env_var_for
 
 __all__ = [
     "AbandonedCallsError",
@@ -38,6 +39,7 @@ __all__ = [
     "ForkedProcessError",
     "Late",
     "RecoveryFailedError",
+    "SessionBudgetError",
     "Submission",
     "TinkerDeadlineError",
     "UntrainableGroupError",
@@ -444,11 +446,32 @@ class DivergedError(FactsError):
         )
 
 
-for _error in (
-    TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry,
-    FencedClientError, RecoveryFailedError, DivergedError,
-):  # fmt: skip
-    _error.__module__ = "tinker_deadlines"
+class SessionBudgetError(FactsError):
+    """This process holds as many sessions of the service as it may, so another one is refused.
+
+    Cause: so many clients connected and were not closed. Consequence: nothing was sent; clients that are connected
+    work on. Remedy: share one service client, or close each when it is done; `TINKER_DEADLINES_SESSIONS` sets the
+    number, and the service itself was seen to refuse at about 240.
+
+    Attributes:
+        open: Sessions that are open, those among them whose creation was never answered.
+        most: The most that may be.
+        created: Sessions that this process has created in all.
+    """
+
+    _facts = ("open", "most", "created")
+
+    def __init__(self, open: int, most: int, created: int) -> None:
+        self.open = open
+        self.most = most
+        self.created = created
+
+    def _message(self) -> str:
+        return (
+            f"{self.open} Tinker sessions of this process are open (at most {self.most} may be; it has created "
+            f"{self.created}): no further one was created. The service refuses all new ones from about 240 on. Share "
+            f"one ServiceClient among your workers, or close() each when it is done; {SESSION_BUDGET_ENV} allows more."
+        )
 
 
 class UntrainableGroupError(FactsError):
@@ -476,4 +499,9 @@ class UntrainableGroupError(FactsError):
         )
 
 
-UntrainableGroupError.__module__ = "tinker_deadlines"
+for _error in (
+    TinkerDeadlineError, BudgetExhaustedError, AbandonedCallsError, ForkedProcessError, DeadlineExpiry,
+    FencedClientError, RecoveryFailedError, DivergedError, SessionBudgetError,
+    UntrainableGroupError,
+):  # fmt: skip
+    _error.__module__ = "tinker_deadlines"

@@ -84,6 +84,7 @@ def launch(plan: Plan) -> None:
     atexit.register(display.finish)
     display.start()
     _dump_on_sigquit(display)
+    ending.watch_sigterm()
     hook.install_on_import(then=functools.partial(remember, command=plan.target.name))
     if plan.run is not None:
         display.say(f"the run is kept as {plan.run}; after a crash, go on with: {_command(plan)}")
@@ -287,6 +288,29 @@ class _Ending:
         if self._speak_once("tinker-deadlines: ended at once by a second Ctrl-C"):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
+
+    def watch_sigterm(self) -> None:
+        """Has SIGTERM finish the run's sessions before it ends the process, unless the script handles it itself."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, signal_number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            # On a thread, because the main one may hold any lock now.
+            last = threading.Thread(target=self._close_and_say, name="tinker-deadlines-sigterm", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: sessions are being finished
+                last.start()
+                last.join(2 * LAST_WORDS_S)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _close_and_say(self) -> None:
+        shared = sys.modules.get("tinker_deadlines.sdk.shared")
+        if shared is not None:
+            with contextlib.suppress(Exception):
+                shared.close_at_exit("interrupted")
+        self._display.finish()
 
     def _speak_once(self, why: str, *, with_stacks: bool = False) -> bool:
         """Says why the process is ended, within a bounded time; false when that is being done already."""

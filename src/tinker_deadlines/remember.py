@@ -111,20 +111,25 @@ def remember(*, command: str = "") -> Memory | None:
         return _memory
 
 
-def install() -> None:
+def install(*, share: bool | None = None) -> None:
     """Bounds every call of every Tinker client in this process, those made before included.
 
     Calls that run into their limit raise `StuckCallError`. Limits fit the work and learn from this run and from the
     earlier ones in the record, see `TINKER_DEADLINES_POLICY` and `TINKER_DEADLINES_RECORD`. Installing twice does
-    nothing more.
+    nothing more. Sessions are counted against `TINKER_DEADLINES_SESSIONS`, and those that the script leaves open are
+    finished at its end.
+
+    Args:
+        share: Whether service clients that are made alike from now on share a session, and equal sampling clients of a
+            session are one; by default what `TINKER_DEADLINES_SHARE` says, else yes.
 
     Raises:
         RecordError: `TINKER_DEADLINES_RECORD` asks for a record that cannot be had.
-        ValueError: `TINKER_DEADLINES_POLICY` names no policy.
+        ValueError: `TINKER_DEADLINES_POLICY` names no policy, or `TINKER_DEADLINES_SHARE` is neither "on" nor "off".
     """
     from tinker_deadlines.sdk import install as sdk
 
-    sdk.install()
+    sdk.install(share=share)
     remember()
 
 

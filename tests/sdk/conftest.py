@@ -98,8 +98,8 @@ def _room_for_threads_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """Deadlines for everybody, for the length of one test."""
-    tinker_deadlines.install()
+    """Deadlines for everybody, for the length of one test; each client connects for itself, to be seen doing it."""
+    tinker_deadlines.install(share=False)
     yield
     tinker_deadlines.uninstall()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from sdk_tools import eventually, settled
 from tinker_deadlines import StuckCallError, install
 from tinker_deadlines.calls import Call, board
 from tinker_deadlines.lab import Lab
+from tinker_deadlines.recovery.sessions import session_budget
 from tinker_deadlines.sdk.futures import SDKFuture
 from tinker_deadlines.sdk.wrappers import _lanes
 from tinker_deadlines.waiting.timer import timer
@@ -134,6 +138,45 @@ def test_a_late_client_can_still_be_had(switch: Switch, lab: Lab, installed: Non
             return None
 
     assert isinstance(eventually(late, within_s=150), tinker.SamplingClient)
+
+
+def sockets() -> int:
+    """Sockets that this process has open."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts sockets where Linux shows them")
+def test_rollout_trials_leave_nothing_behind(make_tinker_lab: Callable[..., Lab]) -> None:
+    """150 trials that each make their own clients add no session, thread, socket, call, or client.
+
+    `python -m benchmarks.sessions` has the figures of 500.
+    """
+    lab = make_tinker_lab(poll_s=0.5)
+    install()
+
+    def trial(_: int) -> None:
+        service = tinker.ServiceClient(base_url=lab.url, api_key=KEY)
+        settled(settled(service.create_sampling_client(base_model=lab.base_model)).sample(PROMPT, 1, PARAMS))
+
+    def service_clients() -> int:
+        gc.collect()
+        return sum(isinstance(each, tinker.ServiceClient) for each in gc.get_objects())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(trial, range(40)))
+        threads, open_sockets, clients = threading.active_count(), sockets(), service_clients()
+        objects = ours_alive()
+        list(pool.map(trial, range(150)))
+        assert session_budget.counts().created == 1
+        assert threading.active_count() <= threads + 4
+        assert sockets() <= open_sockets + 16  # both ends of a connection are this process's own here
+        eventually(lambda: service_clients() <= clients)
+        # Calls that have ended are held for about a second, until they were learned from and recorded.
+        eventually(lambda: ours_alive() <= objects + 20, what=f"{ours_alive()} objects of calls are held")
 
 
 def test_installing_many_times_grows_nothing(make_clients: Callable[..., Clients]) -> None:

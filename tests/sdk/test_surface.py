@@ -10,7 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -341,11 +341,111 @@ def test_a_session_answers_a_heartbeat_over_each_of_its_connections(lab: Lab, po
         settled(holder.run_coroutine_threadsafe(private.heartbeat(holder, "session_unknown", pool, 5.0)))
 
 
+def test_a_service_client_connects_with_the_class_that_we_find(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By keywords, once, for a session of its own; what needs no session and what has another's is told apart."""
+    place = private.holder_module()
+    assert place is not None
+    calls: list[dict[str, Any]] = []
+    original = getattr(*place)
+
+    def connects(**arguments: Any) -> Any:
+        calls.append(arguments)
+        return original(**arguments)
+
+    monkeypatch.setattr(*place, connects)
+    service = tinker.ServiceClient({"run": "7"}, base_url=lab.url, api_key=KEY)
+    settled(service.create_sampling_client(base_model=lab.base_model))
+    settled(service.create_sampling_client(base_model=lab.base_model))
+    service.create_rest_client()
+    assert [private.is_session_made_by(arguments) for arguments in calls] in ([True, False], [True])
+    assert (calls[0]["user_metadata"], calls[0]["base_url"], calls[0]["api_key"]) == ({"run": "7"}, lab.url, KEY)
+    assert not private.is_session_made_by({"session_id": "session_1"})
+    assert private.session_held_by(private.holder_of(service)) == private.session_of(service)
+    assert private.session_held_by(None) is None
+
+
+def test_every_sampling_client_is_made_by_the_function_that_we_find(
+    make_clients: Callable[..., Clients], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, on the SDK's loop: from a model, from a path, from a training client, and from ephemeral weights."""
+    place = private.sampler_maker()
+    assert place is not None
+    calls: list[dict[str, Any]] = []
+    original = getattr(*place)
+
+    async def makes(holder: Any, **arguments: Any) -> Any:
+        assert asyncio.get_running_loop() is private.sdk_loop()
+        calls.append(arguments)
+        return await original(holder, **arguments)
+
+    monkeypatch.setattr(*place, staticmethod(makes))
+    clients = make_clients()
+    path = settled(clients.training.save_weights_for_sampler("found")).path
+    settled(clients.service.create_sampling_client(model_path=path))
+    settled(clients.training.create_sampling_client(path))
+    settled(clients.training.save_weights_and_get_sampling_client())
+    named = [(each["model_path"], each["base_model"], each["sampling_session_id"] is None) for each in calls]
+    assert named[:3] == [(None, clients.model, True), (path, None, True), (path, None, True)]
+    assert named[3][0] is None and not named[3][2]
+
+
+def test_a_session_outlives_a_client_that_it_was_taken_from(lab: Lab) -> None:
+    """A detached service client can be closed and is closed then; another one around the session ends it."""
+    service = tinker.ServiceClient(base_url=lab.url, api_key=KEY)
+    client = settled(service.create_sampling_client(base_model=lab.base_model))
+    holder = private.holder_of(service)
+    assert not private.is_closed(holder)
+    private.detach(service)
+    assert private.holder_of(service) is None
+    if not hasattr(service, "close"):
+        return
+    settled(service.close("success"))
+    with pytest.raises(RuntimeError, match="closed"):
+        _ = service.holder
+    assert settled(client.sample(PROMPT, 1, PARAMS)).sequences
+    around = private.service_around(holder)
+    assert private.session_of(around) == private.session_of(client)
+    settled(around.close("success"))
+    assert private.is_closed(holder) and not private.is_closed(object())
+
+
+def test_a_session_can_be_finished_over_its_own_connection(lab: Lab) -> None:
+    """The service says afterwards that it has ended; versions that cannot close a client cannot end a session."""
+    service = tinker.ServiceClient(base_url=lab.url, api_key=KEY)
+    holder, session = service.holder, private.session_of(service)
+    assert session is not None
+    request = private.finish(holder, session, "errored", 5.0)
+    assert (request is not None) is hasattr(service, "close")
+    if request is not None:
+        settled(holder.run_coroutine_threadsafe(request))
+        with pytest.raises(tinker.APIStatusError) as caught:
+            settled(holder.run_coroutine_threadsafe(private.heartbeat(holder, session, "session", 5.0)))
+        assert caught.value.status_code == 410
+
+
+def test_a_loss_that_a_session_has_may_come_again(lab: Lab) -> None:
+    """The SDK refuses it by its key, unless we said that it may come; versions without losses are left as they are."""
+    service = tinker.ServiceClient(base_url=lab.url, api_key=KEY)
+    holder, loss = service.holder, SimpleNamespace(key="the key", name="the name")
+    private.known_losses_may_come_again(object())
+    if not hasattr(holder, "_register_custom_loss"):
+        private.known_losses_may_come_again(holder)
+        assert not hasattr(holder, "_register_custom_loss")
+        return
+    holder._register_custom_loss(loss)
+    with pytest.raises(ValueError, match="already created"):
+        holder._register_custom_loss(loss)
+    private.known_losses_may_come_again(holder)
+    holder._register_custom_loss(loss)
+
+
 def test_the_functions_of_private_are_the_ones_tested_here() -> None:
     """`sdk/private.py` offers nothing that this file does not test."""
     assert set(private.__all__) == {
         "sdk_loop", "sdk_thread", "unpickling_module", "address_of", "base_model_of", "heartbeat", "holder_of",
-        "key_of", "options_of", "pools_of", "redirected", "session_of",
+        "key_of", "options_of", "pools_of", "redirected", "session_of", "session_held_by", "holder_module",
+        "is_session_made_by", "sampler_maker", "is_closed", "detach", "service_around", "finish",
+        "known_losses_may_come_again",
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from tinker_deadlines import (
     Policy,
     RecoveryFailedError,
     Sample,
+    SessionBudgetError,
     StuckCallError,
     TinkerCallKind,
     TinkerDeadlineError,
@@ -46,6 +47,8 @@ from tinker_deadlines import (
     last_confirmed,
     outcome_for,
     policy_named,
+    ready,
+    ready_async,
     recoverable,
     remaining_s,
     score_episodes,
@@ -89,7 +92,14 @@ def the_sdks_futures_can_be_waited_on(
 def a_guarded_client_keeps_its_type(client: tinker.ServiceClient) -> None:
     assert_type(guard(client), tinker.ServiceClient)
     assert_type(install(), None)
+    assert_type(install(share=False), None)
     assert_type(uninstall(), None)
+
+
+async def fresh_weights_are_warmed(training: tinker.TrainingClient) -> float:
+    sampler = training.save_weights_and_get_sampling_client()
+    assert_type(ready(sampler), float)
+    return await ready_async(sampler.result(), streams=4)
 
 
 def kinds_are_literals(kind: TinkerCallKind) -> None:
@@ -123,6 +133,8 @@ def errors_carry_facts(error: BaseException) -> str:
         return str(error.abandoned)
     if isinstance(error, ForkedProcessError):
         return error.what
+    if isinstance(error, SessionBudgetError):
+        return str(error.open + error.most + error.created)
     return tinker_deadlines.__version__
 
 

@@ -10,6 +10,22 @@ import os
 from typing import Literal
 
 from tinker_deadlines.calls import KINDS, TinkerCallKind
+from tinker_deadlines.limits.law import (
+    GUARD_DECAY,
+    GUARD_FACTOR,
+    GUARD_MOST,
+    HALVE_EVERY,
+    KILL_SHARE,
+    KILL_WINDOW,
+    LEAST_COMPLETED,
+    P99_FACTOR,
+    PRIOR_CALLS,
+    PRIOR_SIGMA,
+    REFIT_EVERY,
+    TAIL_PRIOR_CALLS,
+    TAIL_PRIOR_SLOPE,
+    TAIL_SHARE,
+)
 from tinker_deadlines.limits.priors import (
     KNOWN_MODELS,
     MIDDLE_MODEL,
@@ -36,6 +52,8 @@ __all__ = [
     "DEFAULT_DEADLINES_S",
     "DUMPED_CALLS",
     "EXIT_GRACE_S",
+    "EXIT_PAUSE_S",
+    "EXPIRIES_IN_A_ROW",
     "FALSE_KILLS",
     "FALSE_KILLS_ONCE",
     "FAULT_EVERY_S",
@@ -85,6 +103,7 @@ __all__ = [
     "PRIOR_CALLS",
     "PRIOR_SIGMA",
     "PROBE_LIMIT_S",
+    "READY_STREAMS",
     "RECORD_BACKLOG",
     "RECORD_BATCH",
     "RECORD_BUSY_S",
@@ -103,7 +122,12 @@ __all__ = [
     "REFIT_EVERY",
     "REPLAYED_AT_ONCE",
     "REPLAY_MEMORY_BYTES",
+    "SAMPLERS_KEPT",
     "SESSIONS_KEPT",
+    "SESSION_BUDGET",
+    "SESSION_BUDGET_ENV",
+    "SESSION_WARN_SHARE",
+    "SHARE_ENV",
     "SILENCE_S",
     "SIZE_EXTRA_B",
     "SIZE_REFERENCE_B",
@@ -124,6 +148,8 @@ __all__ = [
     "ceiling_for",
     "env_var_for",
     "override_for",
+    "sessions_allowed",
+    "sharing_wanted",
 ]
 
 # The ceiling of ignorance: what holds while nothing better is known about a call. The numbers come from runs with
@@ -272,6 +298,38 @@ LOAD_BY_CHANCE = 1.5
 # weights at a time, and a client is made again in half a second.
 HEDGE_CLIENTS = 8
 
+# Sessions -----------------------------------------------------------------------------------------------------------
+
+# Seconds: after its last request the process goes on for so long before it ends. The SDK's transport has answered by
+# then, and its threads still have to return from Python: one that finds the interpreter gone aborts the process.
+EXIT_PAUSE_S = 0.05
+
+# None of the following are seconds.
+
+# Sessions that a process may hold open. The service was seen to refuse the next at about 240; the rest is room for
+# other processes of the same key, and for sessions whose creation was never answered.
+SESSION_BUDGET = 200
+SESSION_BUDGET_ENV = "TINKER_DEADLINES_SESSIONS"
+
+# A person hears of it, once, when this share of it is used.
+SESSION_WARN_SHARE = 0.8
+
+# Whether equal clients share one session: "on" where it is not set.
+SHARE_ENV = "TINKER_DEADLINES_SHARE"
+
+# A session in which so many calls in a row ran into their limits is shared with no further client. Runs that went on
+# with theirs had 9 and 96 such calls, while a fresh process was answered in 1.7 s; not after one, because each
+# new session is one of those that the budget counts.
+EXPIRIES_IN_A_ROW = 3
+
+# Sampling clients of a session that are kept while nobody else holds them. Arbitrary: rollouts sample from few weights
+# at a time, and a client is made again in half a second.
+SAMPLERS_KEPT = 32
+
+# Small samples that go out at once to get new weights ready. One did not do: of the calls after it, a fifth were still
+# lost; the cost is the way to many streams.
+READY_STREAMS = 8
+
 # The record ---------------------------------------------------------------------------------------------------------
 
 # The record is written this often. A crash may lose the last second: most of it to wait, and what is left to write.
@@ -398,43 +456,6 @@ CEILING_ENV_PREFIX = "TINKER_DEADLINES_CEILING_"
 # shape: 3 s to 5 s where later calls take 0.1 s to 0.6 s. Six times that: larger models compile and load for longer.
 FRESH_ALLOWANCE_S = 30.0
 
-# What is learned -----------------------------------------------------------------------------------------------------
-# None of these are seconds. The law of elapsed / predicted, its start, and how it forgets; chosen on six simulated
-# worlds, which `tinker_deadlines.replay` has built in.
-
-# Before anything is learned: so many calls, log-normal around the prediction with this deviation.
-PRIOR_CALLS = 30
-PRIOR_SIGMA = 0.6
-
-# The tail is what lies beyond this share, a Pareto law; its exponent starts at the slope, with the weight of so many
-# calls in the tail. Runs of the same job differed by factors of 1.1 to 8.6.
-TAIL_SHARE = 0.05
-TAIL_PRIOR_CALLS = 20
-TAIL_PRIOR_SLOPE = 0.45
-
-# Counts are halved so often, so that a law is made of the last few thousand calls.
-HALVE_EVERY = 2000
-
-# The law is worked out anew after so many calls: it takes as long as ten limits, and changes little from call to call.
-REFIT_EVERY = 10
-
-# Until so many calls of its kind and model have completed, no limit is narrower than with nothing learned.
-LEAST_COMPLETED = 30
-
-# After a kill the limits of its kind and model are doubled, at most to sixteen times; each completed call takes 2 % of
-# that back, so that one doubling is gone after 35.
-GUARD_FACTOR = 2.0
-GUARD_MOST = 16.0
-GUARD_DECAY = 0.98
-
-# Where more than this share of the last calls were killed, nothing is tightened: a policy that kills one in a hundred
-# has no idea what is usual.
-KILL_WINDOW = 200
-KILL_SHARE = 0.01
-
-# The simple rule beside all this: so many times the work-scaled 99th percentile.
-P99_FACTOR = 3.0
-
 # What an episode is worth ---------------------------------------------------------------------------------------------
 # None of these are seconds.
 
@@ -529,3 +550,36 @@ def ceiling_for(group: Literal["sampling", "training"], default_s: float) -> flo
     return (
         default_s if text is None else parse_seconds(text, what=f"the environment variable {name}", example=default_s)
     )
+
+
+def sessions_allowed() -> int:
+    """How many sessions this process may hold open: what a person set in the environment, read now, else the default.
+
+    Raises:
+        ValueError: the variable holds anything but a whole number above 0.
+    """
+    text = os.environ.get(SESSION_BUDGET_ENV)
+    if text is None:
+        return SESSION_BUDGET
+    try:
+        most = int(text)
+    except ValueError:
+        most = 0
+    if most < 1:
+        raise ValueError(
+            f"the environment variable {SESSION_BUDGET_ENV} is {text!r}, which is not a whole number above 0; set it "
+            f"to a number such as {SESSION_BUDGET}, or remove it"
+        )
+    return most
+
+
+def sharing_wanted() -> bool:
+    """Whether equal clients share one session, as a person says in the environment: "on", "off", or nothing for on.
+
+    Raises:
+        ValueError: the variable holds anything else.
+    """
+    text = os.environ.get(SHARE_ENV, "on")
+    if text not in ("on", "off"):
+        raise ValueError(f'the environment variable {SHARE_ENV} is {text!r}; set it to "on" or "off", or remove it')
+    return text == "on"

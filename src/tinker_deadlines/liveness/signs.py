@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from tinker_deadlines import clock
-from tinker_deadlines.limits import LOAD_WINDOW, SESSIONS_KEPT
+from tinker_deadlines.limits import EXPIRIES_IN_A_ROW, LOAD_WINDOW, SESSIONS_KEPT
 from tinker_deadlines.liveness.verdict import Answers
 
 __all__ = ["Session", "Sessions", "sessions"]
@@ -21,7 +21,10 @@ class Session:
     is noted, but proves less: the SDK's heartbeat goes on while its sampling connections are dead.
     """
 
-    __slots__ = ("answered_at", "answers", "asked_at", "heartbeat_at", "id", "last_at", "ratios", "suspicion", "way")
+    __slots__ = (
+        "answered_at", "answers", "asked_at", "convicted_at", "expiries", "gone", "heartbeat_at", "id", "last_at",
+        "ratios", "suspicion", "way",
+    )  # fmt: skip
 
     def __init__(self, identity: str) -> None:
         self.id = identity
@@ -35,16 +38,33 @@ class Session:
         self.asked_at: float | None = None
         self.answers: Answers | None = None
         self.answered_at = 0.0
+        # When it was last found to be dead; calls in a row that ran into their limits; and whether the service says
+        # that it has ended.
+        self.convicted_at: float | None = None
+        self.expiries = 0
+        self.gone = False
 
     def seen(self) -> None:
         """Notes a sign of life."""
         self.last_at = clock.monotonic()
         self.suspicion = 0.0
 
-    def completed(self, ratio: float) -> None:
-        """Notes a completed call, which took `ratio` times what was predicted."""
+    def completed(self, ratio: float | None) -> None:
+        """Notes a completed call, which took `ratio` times what was predicted; `None` where that says nothing."""
         self.seen()
-        self.ratios.append((self.last_at, ratio))
+        self.expiries = 0
+        if ratio is not None:
+            self.ratios.append((self.last_at, ratio))
+
+    def why_dead(self) -> str:
+        """Why nobody should begin anything with it any more; "" where somebody may."""
+        if self.gone:
+            return "the service says that it has ended"
+        if self.convicted_at is not None and self.last_at <= self.convicted_at:
+            return "it was found to be wedged"
+        if self.expiries >= EXPIRIES_IN_A_ROW:
+            return f"{self.expiries} of its calls in a row ran into their limits"
+        return ""
 
     def load(self, usual: float) -> float:
         """How many times slower than usual its last completed calls were; never below 1.

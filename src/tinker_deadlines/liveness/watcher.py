@@ -230,6 +230,7 @@ class Watcher:
         ended = [call for call in calls if call.owner is not None and not (call.limit is None or call.limit.fixed)]
         if not ended:
             return
+        session.convicted_at = clock.monotonic()
         log.warning("session %s is wedged: its %d calls are ended. %s", session.id, len(ended), " ".join(findings))
         self.tell(
             "conviction", session=session.id, verdict=verdict, calls=len(ended), silence_s=silence_s,
@@ -325,7 +326,7 @@ class Watcher:
 
     def _find_out(self, call: Call, session: Session | None, now: float) -> None:
         """Gathers what is known of a call that is over now; who is in flight is told once for all that end together."""
-        findings = []
+        findings = list(call.findings)
         answers = None if session is None else session.known(now, self.thresholds.ask_every_s)
         if answers is not None and (said := say(answers)):
             findings.append(said)

@@ -11,13 +11,27 @@ from typing import Any, NamedTuple
 
 import tinker
 
-from tinker_deadlines.calls import Work
+from tinker_deadlines.calls import Call, Verdict, Work
+from tinker_deadlines.classification import is_capacity_error
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import private
 from tinker_deadlines.sdk.probe import Way
 
-__all__ = ["Facts", "Known", "facts_of", "known_of", "name_of", "note_maker", "work_with"]
+__all__ = [
+    "Facts",
+    "Known",
+    "doubt",
+    "doubt_client",
+    "facts_of",
+    "is_doubted",
+    "is_in_use",
+    "known_behind",
+    "known_of",
+    "name_of",
+    "note_maker",
+    "work_with",
+]
 
 
 class Facts(NamedTuple):
@@ -55,12 +69,14 @@ def name_of(model: str | None) -> str | None:
 class Known:
     """A client's facts, and what its calls leave behind for the next ones."""
 
-    __slots__ = ("datums", "facts", "failed_at", "failures", "model", "session", "used")
+    __slots__ = ("datums", "doubted", "facts", "failed_at", "failures", "model", "session", "used")
 
     def __init__(self, facts: Facts, session: str | None) -> None:
         self.note(facts)
         self.session = session
         self.used = False
+        # Whether a call through it failed for no fault of the call's: it is not handed out to others.
+        self.doubted = False
         # Datums of the batches since the last optimizer step.
         self.datums = 0
         # Sampling calls in a row that failed, and when the first of them did.
@@ -110,6 +126,59 @@ def known_of(client: Any) -> Known | None:
     return found
 
 
+def is_in_use(session: str) -> bool:
+    """Whether somebody holds a client whose calls go through this session."""
+    clients = (each() for each in _known.keyrefs())
+    return any(client is not None and private.session_of(client) == session for client in clients)
+
+
+def is_doubted(client: Any) -> bool:
+    """Whether a call through this sampling client failed for no fault of the call's."""
+    found = known_of(client)
+    return found is not None and found.doubted
+
+
+def doubt_client(client: Any) -> None:
+    """Notes that a client is not to be handed out to others any more."""
+    found = known_of(client)
+    if found is not None:
+        found.doubted = True
+
+
+def known_behind(call: Call) -> Known | None:
+    """What is known of the client that a sampling call is made on, while the call has it."""
+    args = call.args
+    return known_of(args[0]) if args else None
+
+
+def doubt(call: Call, known: Known | None, error: BaseException | None = None) -> None:
+    """Notes of what a call went through that the call failed, unless that was its own fault or everybody's.
+
+    Args:
+        call: A call that is about to end so.
+        known: What is known of its client.
+        error: What it failed with; `None` where it ran into its limit.
+    """
+    if call.verdict in _NOT_ITS_FAULT:
+        return
+    if error is None:
+        session = sessions.get(call.session)
+        if session is not None and call.kind not in ("connect", "rest"):
+            session.expiries += 1  # racing threads may lose one
+    elif getattr(error, "status_code", None) not in _LOST and not is_capacity_error(error):
+        return
+    if known is not None:
+        known.doubted = True
+
+
+# The verdicts on calls that say nothing of what they went through; and what the service answers of a session or a
+# sampler that it does not have any more.
+_NOT_ITS_FAULT: frozenset[Verdict | None] = frozenset(
+    {"outage", "paused", "loop blocked", "local", "behind earlier calls", "input-dependent failure"}
+)
+_LOST = (404, 410)
+
+
 def facts_of(client: Any) -> Facts:
     """The facts of a client; empty ones of what is none."""
     found = known_of(client)
@@ -127,7 +196,7 @@ def note_maker(maker: Any, arguments: Callable[[str], Any], made: Any) -> None:
     named = _text(path) is not None or (not trained and _text(arguments("base_model")) is not None)
     facts = Facts(
         model=_text(arguments("base_model")) or found.facts.model or inherited.model,
-        rank=_number(arguments("rank")) or inherited.rank,
+        rank=_number(arguments("rank")) or inherited.rank or found.facts.rank,
         path=_text(path),
         ephemeral=trained and path is None,
         elsewhere=named and not arguments("record_stability_info"),

@@ -16,13 +16,15 @@ from tinker.lib.public_interfaces.rest_client import RestClient  # not exported 
 
 from tinker_deadlines import clock
 from tinker_deadlines.budgets import Budget
-from tinker_deadlines.calls import Call
+from tinker_deadlines.calls import Call, Verdict
 from tinker_deadlines.errors import AbandonedCallsError, BudgetExhaustedError, DeadlineExpiry
 from tinker_deadlines.limits import LOOK_UP_S, MIN_LIMIT_S, ONCE_KINDS
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import private, saves, traffic
+from tinker_deadlines.sdk.facts import doubt, known_behind
 from tinker_deadlines.sdk.hedge import SecondAttempt, allowance
 from tinker_deadlines.sdk.learning import arrived_late
+from tinker_deadlines.sdk.shared import shared
 from tinker_deadlines.sdk.stuck import StuckCallError
 from tinker_deadlines.waiting.blocking import close_late
 from tinker_deadlines.waiting.futures import BoundedFuture
@@ -107,8 +109,11 @@ class SDKFuture(BoundedFuture[T]):
         self._job = job
 
     def _received(self, result: T) -> T:
-        if self._arrived is not None and isinstance(result, _MADE_BY_CLIENTS):
-            result = self._arrived(result)
+        if self._arrived is not None:
+            if isinstance(result, _MADE_BY_CLIENTS):
+                result = self._arrived(result)
+            elif isinstance(path := getattr(result, "path", None), str):
+                shared.saved(path)
         return result
 
     def _end_early(self) -> None:
@@ -128,6 +133,16 @@ class SDKFuture(BoundedFuture[T]):
         if lane is not None:
             lane.lift(self)
 
+    def fail(self, error: BaseException) -> None:
+        """Fails as `BoundedFuture` does. Who hears of it and makes another client must not get the same one again."""
+        doubt(self._call, known_behind(self._call), error)
+        super().fail(error)
+
+    def convict(self, verdict: Verdict, findings: tuple[str, ...]) -> None:
+        """Ends the call as `BoundedFuture` does; what it went through is doubted."""
+        doubt(self._call, known_behind(self._call))
+        super().convict(verdict, findings)
+
     def _arrived_late(self, result: T) -> None:
         close_late(result)
         self._lift_fence()
@@ -140,9 +155,11 @@ class SDKFuture(BoundedFuture[T]):
         budget = self._budget
         if budget is not None and clock.monotonic() >= budget.deadline - MIN_LIMIT_S:
             return False
+        known = known_behind(self._call)  # whoever finds out about a dead call takes this away
         decision = watcher.decide(self._call)
         if decision.until is None:
             if self._call.limit is None or self._call.limit.fixed or not self.look_up():
+                doubt(self._call, known)
                 return False
             self._set_alarm(clock.monotonic() + LOOK_UP_S)
             return True

@@ -6,28 +6,28 @@ client: a call that the service has lost is answered either way. At most a share
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 import tinker
 
 from tinker_deadlines import clock
 from tinker_deadlines.calls import Call
-from tinker_deadlines.limits import HEDGE_CLIENTS, HEDGE_SHARE, HEDGE_WINDOW_S, HEDGES_A_MINUTE, LAST_WORDS_S
+from tinker_deadlines.limits import HEDGE_CLIENTS, HEDGE_SHARE, HEDGE_WINDOW_S, HEDGES_A_MINUTE
 from tinker_deadlines.sdk import private
 from tinker_deadlines.sdk.facts import facts_of
+from tinker_deadlines.sdk.shared import apart, finish
 from tinker_deadlines.sdk.traffic import call_in_context
 from tinker_deadlines.waiting.blocking import call_with_deadline
 from tinker_deadlines.waiting.workers import Job, workers
 
-__all__ = ["Allowance", "SecondAttempt", "allowance", "close", "finish", "forked"]
+__all__ = ["Allowance", "SecondAttempt", "allowance", "close", "forked"]
 
 log = logging.getLogger("tinker_deadlines")
 
@@ -93,42 +93,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)
 
 
-def close(wait_s: float = 0.0) -> None:
-    """Finishes the sessions that second attempts were made through.
-
-    Args:
-        wait_s: Seconds to wait for the service to hear of it.
-    """
+def close() -> None:
+    """Finishes the sessions that second attempts were made through, without waiting for it."""
     _samplers.clear()
-    closing = []
     while _services:
         try:
             _, service = _services.popitem()
         except KeyError:
             break  # another thread was faster
-        closing.append(finish(service))
-    if wait_s:
-        wait([future for future in closing if future is not None], wait_s)
-
-
-# While the interpreter ends, the SDK's loop still runs: its thread is a daemon.
-atexit.register(close, LAST_WORDS_S)
-
-
-def finish(service: Any) -> Future[Any] | None:
-    """Finishes the session of a service client, without waiting for it; versions without `close` let it run out."""
-    close_it = getattr(service, "close", None)
-    if close_it is None:
-        return None
-    token = call_in_context.set(_NOT_COUNTED)
-    try:
-        closing = close_it("success")
-    except Exception as error:
-        log.debug("the session of second attempts could not be finished: %s", error)
-        return None
-    finally:
-        call_in_context.reset(token)
-    return closing.future() if hasattr(closing, "future") else None
+        finish(service)
 
 
 # What a second attempt does belongs to a call that is on the board already.
@@ -240,8 +213,9 @@ def _make(place: tuple[Any, ...], options: tuple[tuple[str, Any], ...], weights:
     if service is None:
         service = tinker.ServiceClient(base_url=origin, api_key=key, **dict(options))
         service = _services.setdefault(place, service)
-    made = service.create_sampling_client(**weights)
-    return made.result() if hasattr(made, "result") else made
+    with apart():
+        made = service.create_sampling_client(**weights)
+        return made.result() if hasattr(made, "result") else made
 
 
 def _give_up(sampler: Any) -> None:

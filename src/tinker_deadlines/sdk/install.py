@@ -21,6 +21,7 @@ from tinker_deadlines.liveness.stacks import stack_of
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.sdk import hedge, learning, private, traffic
 from tinker_deadlines.sdk.probe import ask
+from tinker_deadlines.sdk.shared import closing_the_last, handing_out, shared, sharing_sampler, sharing_session
 from tinker_deadlines.sdk.surface import SURFACE, Method, row_for
 from tinker_deadlines.sdk.wrappers import Bounder, bounded, scope
 
@@ -40,12 +41,20 @@ _HOMES = {
 }
 
 
-def install() -> None:
+def install(*, share: bool | None = None) -> None:
     """Bounds every call of every Tinker client in this process, those made before included.
 
     Calls that run into their limit raise `StuckCallError`. Installing twice does nothing more.
+
+    Args:
+        share: Whether service clients that are made alike from now on share a session; by default what
+            `TINKER_DEADLINES_SHARE` says, else yes.
+
+    Raises:
+        ValueError: `TINKER_DEADLINES_SHARE` is neither "on" nor "off".
     """
     with _lock:
+        shared.start(share=share)
         _patch()
         scope.everything = True
 
@@ -57,12 +66,13 @@ def uninstall() -> None:
     """
     with _lock:
         scope.clear()
+        hedge.close()
+        shared.stop()
         while _undo:
             _undo.pop()()
         traffic.stop()
         watcher.stop()
         learning.stop()
-        hedge.close()
 
 
 def guard(client: Client) -> Client:
@@ -78,6 +88,7 @@ def guard(client: Client) -> Client:
     if not found and not isinstance(client, tinker.APIFuture):
         raise TypeError(f"guard() takes a client of the Tinker SDK or the future of one, not {type(client).__name__}")
     with _lock:
+        shared.start(everybody=False)
         _patch()
         scope.add(client)
     if isinstance(client, tinker.APIFuture):
@@ -143,6 +154,7 @@ def _patch() -> None:
     if _undo:
         return
     version = sdk_version()
+    _patch_sessions()  # first, so that it lies below what bounds the same methods
     unknown = []
     for found in public_methods():
         row = row_for(found.client, found.name)
@@ -217,6 +229,26 @@ def _deprecated_cell(function: Any) -> Any:
             if inspect.isfunction(cell.cell_contents):
                 return cell
     return None
+
+
+def _patch_sessions() -> None:
+    """Has sessions counted and shared, wherever this version of the SDK makes and ends them."""
+    place = private.holder_module()
+    if place is not None:
+        module, name = place
+        _set(module, name, getattr(module, name), sharing_session(getattr(module, name)))
+    maker = private.sampler_maker()
+    if maker is not None:
+        owner, name = maker
+        member = inspect.getattr_static(owner, name)
+        _set(owner, name, member, staticmethod(sharing_sampler(_function_of(member))))
+    for client, name, wrap in (
+        (tinker.ServiceClient, "close", closing_the_last),
+        (tinker.SamplingClient, "__reduce__", handing_out),
+        (tinker.SamplingClient, "get_sampler_handle", handing_out),
+    ):
+        if name in vars(client):
+            _set(client, name, vars(client)[name], wrap(vars(client)[name]))
 
 
 def _patch_unpickling(version: tuple[int, ...]) -> None:

@@ -111,7 +111,9 @@ def _learn_from(ended: Ended) -> None:
         session = sessions.get(call.session)
         if session is not None:
             predicted_s = getattr(call.limit, "predicted_s", None) or law.predicted_s(call.kind, call.work, call.model)
-            session.completed(ended.elapsed_s / predicted_s)
+            # What it takes to get new weights ready says nothing on the load.
+            fresh = call.work is not None and bool(call.work.fresh)
+            session.completed(None if fresh else ended.elapsed_s / predicted_s)
     elif ended.outcome == "expired" and call.verdict not in _TEACHES_NOTHING:
         # Cut by our limit, and nothing was found that says it was dead: it would have taken longer.
         sample = Sample(call.kind, call.work, call.model, ended.elapsed_s, "killed", ended.elapsed_s)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
@@ -18,14 +18,23 @@ from typing import Any
 __all__ = [
     "address_of",
     "base_model_of",
+    "detach",
+    "finish",
     "heartbeat",
+    "holder_module",
     "holder_of",
+    "is_closed",
+    "is_session_made_by",
     "key_of",
+    "known_losses_may_come_again",
     "options_of",
     "pools_of",
     "redirected",
+    "sampler_maker",
     "sdk_loop",
     "sdk_thread",
+    "service_around",
+    "session_held_by",
     "session_of",
     "unpickling_module",
 ]
@@ -132,8 +141,113 @@ def options_of(service: Any) -> tuple[tuple[str, Any], ...]:
 
 def session_of(client: Any) -> str | None:
     """The session that a client's calls go through; `None` while it has none."""
-    session = getattr(holder_of(client), "_session_id", None)
+    return session_held_by(holder_of(client))
+
+
+def session_held_by(holder: Any) -> str | None:
+    """The session of what clients send their requests through; `None` where it has none."""
+    session = getattr(holder, "_session_id", None)
     return session if isinstance(session, str) else None
+
+
+def holder_module() -> tuple[ModuleType, str] | None:
+    """Where service clients find the class of what they send their requests through: a module and a name in it."""
+    from tinker.lib.public_interfaces import service_client
+
+    name = "InternalClientHolder"
+    if not hasattr(service_client, name):
+        _say_once(name, "sessions are neither shared nor counted")
+        return None
+    return service_client, name
+
+
+def is_session_made_by(arguments: Mapping[str, Any]) -> bool:
+    """Whether that class, called with these arguments, makes a session: not one without, nor another's again."""
+    return not arguments.get("_skip_session") and arguments.get("session_id") is None
+
+
+def sampler_maker() -> tuple[type, str] | None:
+    """Where the coroutine function is that makes a sampling client, of which all others make use: a class and a name.
+
+    It is called on the SDK's loop with a session's holder, and by name with `model_path`, `base_model`,
+    `sampling_session_id` of one that is made already, and `retry_config`.
+    """
+    from tinker import SamplingClient
+
+    name = "_create_impl"
+    if name not in vars(SamplingClient):
+        _say_once(name, "sampling clients are not shared")
+        return None
+    return SamplingClient, name
+
+
+def is_closed(holder: Any) -> bool:
+    """Whether nothing can be sent through it any more; false in versions that cannot close one."""
+    return bool(getattr(holder, "_closed", False))
+
+
+def detach(service: Any) -> None:
+    """Takes its session away from a service client, which must be closed right after: closing it leaves that open."""
+    if "_session_holder" in vars(service):
+        service._session_holder = None
+
+
+def service_around(holder: Any) -> Any:
+    """A service client of a session that is there already, to close it with; `None` where that cannot be made."""
+    from tinker import ServiceClient
+
+    service = ServiceClient()
+    if "_session_holder" not in vars(service):
+        return None
+    service._session_holder = holder
+    return service
+
+
+def finish(holder: Any, session: str, status: str, limit_s: float) -> Coroutine[Any, Any, None] | None:
+    """A request that ends a session, as closing its service client does; `None` in versions that cannot.
+
+    It goes over the connection that the session was made with. Those of `close` need a thread of the interpreter's for
+    what they look up first, and an interpreter that is shutting down has none to give.
+
+    Args:
+        holder: What the session's requests go through.
+        session: The session's name.
+        status: How it ended: "success", "errored" or "interrupted".
+        limit_s: Seconds that the request may take.
+    """
+    from tinker import ServiceClient
+    from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+
+    if not hasattr(ServiceClient, "close"):
+        return None
+
+    async def end() -> None:
+        body = {"reason": {"type": status}, "detail": None}
+        with holder.aclient(ClientConnectionPoolType.SESSION) as client:
+            await client.post(
+                f"/api/v1/sessions/{session}/finish",
+                body=body,
+                cast_to=type(None),
+                options={"max_retries": 0, "timeout": limit_s},
+            )
+
+    return end()
+
+
+def known_losses_may_come_again(holder: Any) -> None:
+    """Has a session take a custom loss that it has already: another of its service clients brings it.
+
+    The SDK refuses a loss that its one service client brings a second time. Nothing is done where it has no losses.
+    """
+    register, losses = getattr(holder, "_register_custom_loss", None), getattr(holder, "_custom_losses", None)
+    if register is None or not isinstance(losses, dict):
+        return
+
+    def register_once(loss: Any) -> None:
+        if loss.key not in losses:
+            register(loss)
+
+    holder._register_custom_loss = register_once
 
 
 def base_model_of(client: Any) -> str | None:

@@ -17,7 +17,7 @@ from tinker_deadlines.liveness.verdict import Answers
 from tinker_deadlines.sdk import private
 from tinker_deadlines.sdk.traffic import call_in_context
 
-__all__ = ["Way", "ask", "pools"]
+__all__ = ["Way", "anybody_at", "ask", "pools"]
 
 _HTTP_PAUSED = 402
 
@@ -135,15 +135,27 @@ def _answer(asked: Future[None]) -> tuple[bool, str]:
     return True, ""
 
 
-def _ask_afresh(origin: str | None, limit_s: float, answer: Future[tuple[bool, str]]) -> None:
-    """Asks over a connection that nothing else uses. Without credentials: any answer shows that somebody is there."""
+def anybody_at(origin: str | None, limit_s: float) -> tuple[bool, str]:
+    """Asks over a connection that nothing else uses. Without credentials: any answer shows that somebody is there.
+
+    Args:
+        origin: The service's address; `None` while it is not known: nobody answers.
+        limit_s: Seconds for each part of the exchange.
+
+    Returns:
+        Whether somebody answered, and what the service says that it is paused for.
+    """
+    if origin is None:
+        return False, ""
     try:
-        if origin is None:
-            raise OSError("the service's address is not known yet")
-        response = httpx.get(f"{origin}/api/v1/healthz", timeout=limit_s)
-        answer.set_result((response.status_code < 500, "billing" if response.status_code == _HTTP_PAUSED else ""))
+        status = httpx.get(f"{origin}/api/v1/healthz", timeout=limit_s).status_code
     except Exception:
-        answer.set_result((False, ""))
+        return False, ""
+    return status < 500, "billing" if status == _HTTP_PAUSED else ""
+
+
+def _ask_afresh(origin: str | None, limit_s: float, answer: Future[tuple[bool, str]]) -> None:
+    answer.set_result(anybody_at(origin, limit_s))
 
 
 def _waited(future: Future[tuple[bool, str]], limit_s: float) -> tuple[bool | None, str]:

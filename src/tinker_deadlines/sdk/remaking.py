@@ -14,8 +14,9 @@ import tinker
 from tinker_deadlines.budgets import run_within
 from tinker_deadlines.liveness.signs import sessions
 from tinker_deadlines.recovery.digest import digest_of
-from tinker_deadlines.sdk import hedge, private
+from tinker_deadlines.sdk import private, shared
 from tinker_deadlines.sdk.facts import facts_of
+from tinker_deadlines.sdk.shared import apart
 
 __all__ = ["Making", "Place", "finish", "place_of", "remade", "remaking"]
 
@@ -88,7 +89,7 @@ def remade(place: Place, making: Making | None, path: str) -> tuple[Any, Any]:
     """
     from tinker_deadlines.sdk.install import guard  # it lies above this
 
-    with _by_recovery():
+    with _by_recovery(), apart():
         service = guard(place.service())
         try:
             if path:
@@ -116,12 +117,5 @@ def finish(service: Any) -> None:
 
     On a thread of its own: to close a client blocks for as long as it is still connecting.
     """
-    thread = threading.Thread(target=_finish, args=(service,), name="tinker-deadlines-finish", daemon=True)
+    thread = threading.Thread(target=shared.finish, args=(service,), name="tinker-deadlines-finish", daemon=True)
     run_within(None, thread.start)
-
-
-def _finish(service: Any) -> None:
-    try:
-        hedge.finish(service)
-    except Exception as error:
-        log.debug("a session could not be finished: %s", error)

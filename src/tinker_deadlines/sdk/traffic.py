@@ -32,6 +32,8 @@ _PAUSES = {"402": "billing", "paused_capacity": "capacity", "paused_rate_limit":
 # An answer from here on says that the service fails; one that is overloaded lives.
 _FAILURE = 500
 _OVERLOADED = 529
+# What the service answers to the heartbeat of a session that has ended.
+_GONE = 410
 # Longer answers are results.
 _LONGEST_STATE = 4096
 
@@ -148,6 +150,7 @@ def _note_session(call: Call | None, path: str, request: httpx.Request, status: 
             return
         if session is not None:
             session.heartbeat_at = clock.monotonic()
+            session.gone = session.gone or status == _GONE
 
 
 def _note_way(session: Session, request: httpx.Request) -> None:

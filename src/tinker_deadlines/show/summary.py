@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 from tinker_deadlines.calls import Call
+from tinker_deadlines.limits import SESSION_BUDGET, sessions_allowed
+from tinker_deadlines.recovery.sessions import Counts, session_budget
 from tinker_deadlines.show.story import Row, Story, age, total
 from tinker_deadlines.show.tables import calls_table, counts_table, lines_of, plural
 
@@ -44,7 +46,25 @@ def summary_text(story: Story, *, width: int, colour: bool) -> str:
     hidden = in_all - sum(line.startswith("    ") for line in lines)
     if hidden > 0:
         lines.append(f"    and {hidden:,} earlier ones")
+    lines += sessions_lines(session_budget.counts(), _allowed())
     return "\n".join(lines)
+
+
+def sessions_lines(counts: Counts, most: int) -> list[str]:
+    """What became of the run's sessions, where there is more to tell than that there was one, and it was finished."""
+    lost = [*counts.orphans]
+    lost += [f"{counts.unanswered} whose creation was not answered"] if counts.unanswered else []
+    if counts.created < 2 and not lost:
+        return []
+    lines = [f"  sessions: {counts.created} created, {counts.finished} finished (at most {most} may be open)"]
+    return lines + ([f"    may be left on the service: {', '.join(lost)}"] if lost else [])
+
+
+def _allowed() -> int:
+    try:
+        return sessions_allowed()
+    except ValueError:
+        return SESSION_BUDGET  # whoever asked for a session was told of the rubbish
 
 
 def summary_json(story: Story) -> str:
@@ -55,6 +75,7 @@ def summary_json(story: Story) -> str:
             "duration_s": round(story.duration_s(), 3),
             "calls": {row.kind: {**row.counts, "in_flight": row.in_flight} for row in story.rows()},
             "cuts_in_all": in_all,
+            "sessions": {**session_budget.counts()._asdict(), "at_most": _allowed()},
             "cuts": [_rounded(cut._asdict()) for cut in cuts],
         }
     )
