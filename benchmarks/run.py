@@ -49,7 +49,7 @@ def main() -> int:
         bars += table.bars
     for measure in (
         pending.markdown,
-        lambda: installed.markdown(max(5, options.rounds // 6)),
+        lambda: installed.markdown(max(5, options.rounds // 3)),
         lambda: record.markdown(options.rounds),
     ):
         text, more = measure()

@@ -89,6 +89,7 @@ class Recovering:
         self._failure: RecoveryFailedError | None = None
         self._service: Any = None
         self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox_lock = threading.Lock()
         self._draining = False
         # What the client in use was sent and has not answered.
         self._on_their_way: set[Future[Any]] = set()
@@ -543,8 +544,9 @@ class Recovering:
 
     def _later(self, what: Callable[[], None]) -> None:
         """Does something on a worker, one after the other."""
-        self._inbox.append(what)
-        with self._lock:
+        # Not the lock of the ledger: the SDK's loop comes through here, and must not wait for a disk.
+        with self._inbox_lock:
+            self._inbox.append(what)
             if self._draining:
                 return
             self._draining = True
@@ -552,14 +554,11 @@ class Recovering:
 
     def _drain(self) -> None:
         while True:
-            try:
+            with self._inbox_lock:
+                if not self._inbox:
+                    self._draining = False
+                    return
                 what = self._inbox.popleft()
-            except IndexError:
-                with self._lock:
-                    if not self._inbox:
-                        self._draining = False
-                        return
-                continue
             try:
                 what()
             except Exception:
