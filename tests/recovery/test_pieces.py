@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_a_run_that_does_not_exist_is_told_with_those_that_do(home: Path) -> Non
     Run("20260101-000000-aaaa").close()
     with pytest.raises(RunError, match="known are 20260101-000000-aaaa"):
         runs.must_exist("20260101-000000-aaab")
+
+
+def test_runs_of_long_ago_are_forgotten_unless_they_are_in_use(home: Path) -> None:
+    """After thirty days a run's directory goes when another begins; one that a process uses stays."""
+    Run("old").close()
+    busy = Run("busy")
+    for name in ("old", "busy"):
+        for path in [*(home / "runs" / name).iterdir(), home / "runs" / name]:
+            os.utime(path, (0, 0))
+    Run("new").close()
+    assert runs.runs() == ["busy", "new"]
+    busy.close()
 
 
 def test_last_confirmed_is_what_a_script_goes_on_from(home: Path) -> None:

@@ -6,11 +6,15 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from tinker_deadlines import clock
 from tinker_deadlines.home import state_dir
+from tinker_deadlines.limits import RECORD_KEEP_DAYS
 from tinker_deadlines.recovery.journal import Journal
 from tinker_deadlines.recovery.ledger import Ledger
 
@@ -73,6 +77,7 @@ class Run:
                 f"the run {name!r} cannot be kept in {self.directory.parent}: {error.strerror or error}; "
                 "without it, training cannot be gone on with after this process"
             ) from None
+        _forget_old(self.directory)
         self._made = 0
         self.known = len(ledgers_of(self.directory))
         """How many training clients the run had before this process."""
@@ -95,6 +100,16 @@ class Run:
         fd, self._lock = self._lock, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _forget_old(mine: Path) -> None:
+    """Removes runs that nobody has gone on with for as long as runs are kept."""
+    oldest_s = clock.wall() - timedelta(days=RECORD_KEEP_DAYS).total_seconds()
+    for each in mine.parent.iterdir():
+        with contextlib.suppress(OSError, RunError):
+            if each != mine and max(path.stat().st_mtime for path in [each, *each.iterdir()]) < oldest_s:
+                os.close(_locked(each / "in-use", each.name))  # not one that is in use
+                shutil.rmtree(each)
 
 
 def recovery_is_wanted() -> bool:
