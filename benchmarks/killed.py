@@ -59,12 +59,15 @@ class Trial:
 
 
 def once_each(lab: Lab, since: int, missing: int) -> bool:
-    """Whether the lab executed each step that was missing once, in order, and no other."""
-    ran = [str(each["type"]) for each in lab.executions()[since:]]
-    return [each for each in ran if each in ("ForwardBackward", "OptimStep")] == [
-        "ForwardBackward",
-        "OptimStep",
-    ] * missing
+    """Whether the lab executed each step that was missing once, in order, and no other, for a process that began then.
+
+    What it still executes of a process that was killed is that one's: each has sessions of its own.
+    """
+    executions = lab.executions()
+    before = {each["session_id"] for each in executions[:since]}
+    ran = [str(each["type"]) for each in executions[since:] if each["session_id"] not in before]
+    trained = [each for each in ran if each in ("ForwardBackward", "OptimStep")]
+    return trained == ["ForwardBackward", "OptimStep"] * missing
 
 
 def confirmed(name: str) -> int:
