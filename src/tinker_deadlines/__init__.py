@@ -106,5 +106,7 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if ".sdk." in _LATER[name]:
+        importlib.import_module("tinker_deadlines.sdk.hook").tinker_first()
     found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
     return found

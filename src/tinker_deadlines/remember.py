@@ -16,6 +16,7 @@ from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.policy import merge
 from tinker_deadlines.record import Recorder, RecordError, start
 from tinker_deadlines.record.place import RECORD_VARIABLE
+from tinker_deadlines.sdk.hook import tinker_first
 from tinker_deadlines.sdk.host import host, when_reached
 
 __all__ = ["Memory", "install", "remember", "uninstall"]
@@ -122,6 +123,7 @@ def install() -> None:
         RecordError: `TINKER_DEADLINES_RECORD` asks for a record that cannot be had.
         ValueError: `TINKER_DEADLINES_POLICY` names no policy.
     """
+    tinker_first()
     from tinker_deadlines.sdk import install as sdk
 
     sdk.install()
@@ -134,6 +136,7 @@ def uninstall() -> None:
     What was learned is kept, and the record ends. Where somebody patched a method after us, ours stays below theirs
     and passes everything on.
     """
+    tinker_first()
     from tinker_deadlines.sdk import install as sdk
 
     global _memory

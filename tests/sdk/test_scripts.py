@@ -76,3 +76,19 @@ def test_a_script_that_uses_every_method(lab: Lab) -> None:
     done = run(WHOLE_FLOW, lab.url, BASE_MODEL=lab.base_model)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("all of it works\n")
+
+
+@pytest.mark.parametrize("first", ["install()", "uninstall()", "StuckCallError", "guard", "recoverable"])
+def test_a_script_may_name_us_before_the_sdk(first: str, tmp_path: Path) -> None:
+    """Under `run`, what it touches of ours first imports `tinker`, and with it installs us, in good order."""
+    script = tmp_path / "first.py"
+    script.write_text(f"import tinker_deadlines\ntinker_deadlines.{first}\nimport tinker\nprint('ran')\n")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tinker_deadlines", "run", "--quiet", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **path_with_source(), "TINKER_DEADLINES_RECORD": "off"},
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr

@@ -5,6 +5,7 @@ Nothing here imports the SDK: a program that never uses Tinker pays nothing.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-__all__ = ["install_on_import"]
+__all__ = ["install_on_import", "tinker_first"]
 
 
 def install_on_import(then: Callable[[], object] | None = None) -> None:
@@ -25,6 +26,14 @@ def install_on_import(then: Callable[[], object] | None = None) -> None:
         _install(then)
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(then))
+
+
+def tinker_first() -> None:
+    """Imports the SDK, and so has the hook do its work, before a module of this package that needs it is half-way in.
+
+    Called by whatever of ours a script may touch before it imports `tinker` itself.
+    """
+    importlib.import_module("tinker")
 
 
 def _install(then: Callable[[], object] | None) -> None:
