@@ -271,6 +271,26 @@ def close_run() -> None:
     module.close()
 
 
+def test_clients_of_two_runs_have_a_ledger_each(tinker_lab: Lab) -> None:
+    """However they are made in turn, no two clients of a process write one ledger."""
+    from tinker_deadlines.recovery.runs import ledgers_of
+
+    clients = [recoverable(begin(tinker_lab.url, tinker_lab.base_model), run=name) for name in ("one", "two", "one")]
+    runs = Path(os.environ["TINKER_DEADLINES_HOME"]) / "runs"
+    assert [len(ledgers_of(runs / name)) for name in ("one", "two")] == [2, 1]
+    assert len({client.model_id for client in clients}) == 3
+
+
+def test_a_mistake_of_ours_ends_the_calls_that_wait(tinker_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an answer cannot be taken in, its caller and those behind it get an error instead of waiting for ever."""
+    client = recoverable(begin(tinker_lab.url, tinker_lab.base_model))
+    monkeypatch.setattr(client._recovering, "_confirm", lambda call, result: 1 / 0)
+    waiting = [client.forward_backward(batch(1), "cross_entropy"), client.optim_step(types.AdamParams())]
+    for future in waiting:
+        with pytest.raises(RecoveryFailedError, match="division by zero"):
+            future.result(5)
+
+
 def test_a_run_in_use_is_refused(tinker_lab: Lab) -> None:
     """The command says which process has it, and ends with 2."""
     from tinker_deadlines.recovery.runs import Run

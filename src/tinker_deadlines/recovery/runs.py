@@ -79,8 +79,6 @@ class Run:
             ) from None
         _forget_old(self.directory)
         self._made = 0
-        self.known = len(ledgers_of(self.directory))
-        """How many training clients the run had before this process."""
 
     def next_ledger(self) -> Journal:
         """The ledger of the next training client, in the order in which they are made.

@@ -91,6 +91,9 @@ class Spool:
             with contextlib.suppress(OSError):
                 file.close()
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._in_memory or number in self._on_disk
+
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._on_disk)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from tinker_deadlines.budgets import run_within
+from tinker_deadlines.errors import AbandonedCallsError
 from tinker_deadlines.waiting.workers import Job, workers
 
 __all__ = ["on_thread", "on_worker"]
@@ -18,8 +19,11 @@ def on_thread(run: Callable[[], None]) -> None:
 
 
 def on_worker(run: Callable[[], None]) -> None:
-    """Runs what is short."""
-    workers.start(_Errand(run))
+    """Runs what is short; on a thread of its own where there are no workers left."""
+    try:
+        workers.start(_Errand(run))
+    except AbandonedCallsError:
+        on_thread(run)
 
 
 class _Errand(Job):

@@ -96,5 +96,6 @@ class Kept:
     def close(self) -> None:
         """Closes its files."""
         self.spool.close()
-        if self._journal is not None:
-            self._journal.close()
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
+import multiprocessing
 import os
 import threading
 import weakref
@@ -22,15 +22,15 @@ from tinker_deadlines.sdk.futures import future_in_type, future_type_named
 from tinker_deadlines.sdk.kept import Kept
 from tinker_deadlines.sdk.recovering import Recovering
 from tinker_deadlines.sdk.remaking import Making
-from tinker_deadlines.sdk.submitted import Promise
+from tinker_deadlines.sdk.submitted import Promise, named
 from tinker_deadlines.sdk.surface import SURFACE
 
 __all__ = ["RecoverableTrainingClient", "recoverable", "wrapped"]
 
-log = logging.getLogger("tinker_deadlines")
 Client = TypeVar("Client")
 
-_run: Run | None = None
+# The runs that this process uses; a client whose run has no name belongs to the first.
+_runs: dict[str, Run] = {}
 _lock = threading.RLock()
 _living: weakref.WeakSet[RecoverableTrainingClient] = weakref.WeakSet()
 
@@ -101,13 +101,14 @@ def wrapped(
 
 
 def _run_named(name: str | None) -> Run:
-    global _run
-    wanted_name = name or os.environ.get(RUN_VARIABLE) or None
-    if _run is None or (wanted_name is not None and wanted_name != _run.name):
-        if _run is not None:
-            _run.close()
-        _run = Run(wanted_name or new_name())
-    return _run
+    if name is None and multiprocessing.parent_process() is None:
+        name = os.environ.get(RUN_VARIABLE) or None  # a worker has it from the process that uses that run
+    if name is None:
+        name = next(iter(_runs), None) or new_name()
+    run = _runs.get(name)
+    if run is None:
+        run = _runs[name] = Run(name)
+    return run
 
 
 def _check_making(run: str, kept: Kept, making: Making | None) -> None:
@@ -119,15 +120,14 @@ def _check_making(run: str, kept: Kept, making: Making | None) -> None:
 
 
 def close() -> None:
-    """Ends the sessions that recovery began, and the run. While the interpreter ends, the SDK's loop still runs."""
-    global _run
+    """Ends the sessions that recovery began, and the runs. While the interpreter ends, the SDK's loop still runs."""
     with _lock:
         for each in list(_living):
             each.__dict__["_recovering"].close()
         _living.clear()
-        run, _run = _run, None
-    if run is not None:
-        run.close()
+        for run in _runs.values():
+            run.close()
+        _runs.clear()
 
 
 atexit.register(close)
@@ -161,13 +161,16 @@ class RecoverableTrainingClient(tinker.TrainingClient):
 
     def save_weights_and_get_sampling_client(self, *args: Any, **kwargs: Any) -> Any:
         """As the SDK's own. The weights get a name, so that another session finds them when this one is dead."""
+        given = named("save_weights_and_get_sampling_client", args, kwargs)
+        if given.get("kind", "snapshot") != "snapshot":
+            # Weights that go on changing have no name: this one is not recovered.
+            return self._recovering.client.save_weights_and_get_sampling_client(*args, **kwargs)
         self._samplers += 1
-        retry_config = kwargs.get("retry_config") or (args[1] if len(args) > 1 else None)
         saved = self._recovering.submit(
             "save_weights_for_sampler", (f"deadlines-sampler-{self._samplers}",), {"ttl_seconds": CHECKPOINT_TTL_S}
         )
         promise = Promise()
-        extra = {} if retry_config is None else {"retry_config": retry_config}
+        extra = {name: given[name] for name in ("retry_config", "record_stability_info") if given.get(name)}
         saved.add_done_callback(functools.partial(self._make_sampler, promise, extra))
         return _in_type("save_weights_and_get_sampling_client", promise)
 

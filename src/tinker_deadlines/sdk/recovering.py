@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from tinker.lib.public_interfaces.rest_client import RestClient  # not exported 
 
 from tinker_deadlines import clock, limits
 from tinker_deadlines.budgets import run_within
-from tinker_deadlines.classification import is_capacity_error
 from tinker_deadlines.errors import BudgetExhaustedError, DeadlineExpiry, DivergedError, RecoveryFailedError
 from tinker_deadlines.liveness.watcher import watcher
 from tinker_deadlines.recovery.digest import digest_of
@@ -32,7 +31,6 @@ from tinker_deadlines.sdk.kept import Kept
 from tinker_deadlines.sdk.remaking import Making, finish, place_of, remade
 from tinker_deadlines.sdk.saves import SAVES, landed
 from tinker_deadlines.sdk.submitted import (
-    GONE,
     Promise,
     Submitted,
     error_of,
@@ -93,7 +91,6 @@ class Recovering:
         self._draining = False
         # What the client in use was sent and has not answered.
         self._on_their_way: set[Future[Any]] = set()
-        self._saving_after: int | None = None
         self._saved_step = 0
         self._step_ended_at = 0.0
         self._saves_refused = False
@@ -120,7 +117,7 @@ class Recovering:
         if last.path:
             log.info("going on with the run %r from the checkpoint of step %d", self._kept.run, last.step)
             self._generation += 1
-            self._start("recovering")
+            self._start()
 
     def _note(self, event: Event) -> None:
         self._kept.note(event)
@@ -160,7 +157,7 @@ class Recovering:
                         raise
                     self._fence(error)
             elif self._state == "fenced":
-                self._start("recovering")
+                self._start()
             return call.promise
 
     def _overdrawn(self, call: Submitted) -> None:
@@ -395,10 +392,10 @@ class Recovering:
         watcher.tell("fenced", cause=type(cause).__name__, open=len(self._open))
         self._state = "fenced"
         if self._open:
-            self._start("recovering")
+            self._start()
 
-    def _start(self, state: str) -> None:
-        self._state = state
+    def _start(self) -> None:
+        self._state = "recovering"
         on_thread(self._recover)
 
     def _recover(self) -> None:
@@ -410,7 +407,7 @@ class Recovering:
             stop=tenacity.stop_after_attempt(limits.RECOVERY_ATTEMPTS)
             | tenacity.stop_after_delay(limits.RECOVERY_LIMIT_S),
             wait=waits,
-            retry=tenacity.retry_if_exception(_worth_another),
+            retry=tenacity.retry_if_exception(is_about_the_client),
             before_sleep=_say_attempt,
             reraise=True,
         )
@@ -478,6 +475,8 @@ class Recovering:
             if checkpoint is None and not (self._making is not None and self._making.repeatable):
                 break
             at = checkpoint or Checkpoint(0, 0, "")
+            if any(entry.number not in self._kept.spool for entry in self._ledger.lineage(at.after)):
+                break  # what came after it was let go of, or was another process's
             try:
                 service, client = remade(place_of(self.client), self._making, at.path)
             except Exception as error:
@@ -561,8 +560,10 @@ class Recovering:
                 what = self._inbox.popleft()
             try:
                 what()
-            except Exception:
+            except Exception as error:
+                # A mistake of ours must not leave anybody waiting for an answer that is lost.
                 log.exception("what became of a training call could not be taken in")
+                self._give_up(error, 0)
 
     def close(self) -> None:
         """Ends the session that recovery began, and closes the ledger."""
@@ -570,14 +571,6 @@ class Recovering:
         if service is not None:
             finish(service)
         self._kept.close()
-
-
-def _worth_another(error: BaseException) -> bool:
-    return (
-        isinstance(error, (DeadlineExpiry, CancelledError))
-        or is_capacity_error(error)
-        or (getattr(error, "status_code", None) in GONE)
-    )
 
 
 def _say_attempt(state: tenacity.RetryCallState) -> None:

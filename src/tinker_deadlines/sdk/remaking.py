@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ from tinker_deadlines.sdk import hedge, private
 from tinker_deadlines.sdk.facts import facts_of
 
 __all__ = ["Making", "Place", "finish", "place_of", "remade", "remaking"]
-
-log = logging.getLogger("tinker_deadlines")
 
 # Clients that recovery makes are not made recoverable once more.
 _remaking: ContextVar[bool] = ContextVar("tinker_deadlines_remaking", default=False)
@@ -116,12 +113,5 @@ def finish(service: Any) -> None:
 
     On a thread of its own: to close a client blocks for as long as it is still connecting.
     """
-    thread = threading.Thread(target=_finish, args=(service,), name="tinker-deadlines-finish", daemon=True)
+    thread = threading.Thread(target=hedge.finish, args=(service,), name="tinker-deadlines-finish", daemon=True)
     run_within(None, thread.start)
-
-
-def _finish(service: Any) -> None:
-    try:
-        hedge.finish(service)
-    except Exception as error:
-        log.debug("a session could not be finished: %s", error)

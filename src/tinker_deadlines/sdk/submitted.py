@@ -17,7 +17,7 @@ from tinker_deadlines.sdk.saves import SAVES
 from tinker_deadlines.waiting.timer import timer
 
 __all__ = [
-    "GONE", "Arguments", "Promise", "Submitted", "error_of", "is_about_the_client", "lasts", "named", "said",
+    "Arguments", "Promise", "Submitted", "error_of", "is_about_the_client", "lasts", "named", "said",
     "saved_name", "standard",
 ]  # fmt: skip
 
@@ -25,7 +25,7 @@ Arguments = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method's name, and what it is called with."""
 
 # The service does not know the session, the model or the request any more.
-GONE = (404, 409, 410)
+_GONE = (404, 409, 410)
 
 
 class Promise(Future[Any]):
@@ -114,7 +114,7 @@ def is_about_the_client(error: BaseException, blamed: int = 0) -> bool:
         return False  # whatever it says: each time it was sent, it took the client with it
     if isinstance(error, (DeadlineExpiry, FencedClientError, CancelledError)) or is_capacity_error(error):
         return True
-    if getattr(error, "status_code", None) in GONE:
+    if getattr(error, "status_code", None) in _GONE:
         return True
     # What the SDK says of a client of which an earlier call failed, and of a poll that was refused again and again.
     words: dict[type[BaseException], str] = {RuntimeError: "poisoned", ValueError: "Error retrieving result"}
